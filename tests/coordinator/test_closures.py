@@ -1,17 +1,24 @@
-"""Closures: their header and their queue."""
+"""Closures: their header, their queue, the clocks of BoundedStaleness, and the log that workers follow."""
 
 from __future__ import annotations
 
 import pickle
+import random
+import threading
+import time
+from collections import Counter
 
+import cloudpickle
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import raydist as rd
 from raydist.coordinator.closures import Closure, ClosureQueue, closure_header
+from raydist.coordinator.coordinator import Coordinator
+from raydist.coordinator.worker_pool import PayloadLog
 from raydist.core.nest import flatten
 from raydist.core.values import PerReplica, ReduceOp
 from raydist.mirroring.messages import StepPayload
@@ -19,6 +26,7 @@ from raydist.options import RunOptions
 from raydist.replicas.ps.work_message import PlannedWork
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
+from tests.coordinator.in_process import coordinated
 
 WORKERS = st.integers(0, 2)
 
@@ -93,20 +101,8 @@ class Queue(RuleBasedStateMachine):
 
 
 Queue.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
 TestQueue = Queue.TestCase
-
-
-def test_a_closure_in_which_five_workers_died_is_an_error_that_says_so() -> None:
-    queue = ClosureQueue()
-    queue.add(first := closure(queue))
-    queue.add(second := closure(queue))
-    for _ in range(5):
-        assert not first.ended
-        queue.take(0)
-        queue.lost(0, rd.UnavailableError("killed by the kernel."))
-    with pytest.raises(rd.UnavailableError, match=r"5 workers died while they had it.*killed by the kernel"):
-        raise first.error or AssertionError
-    assert isinstance(second.error, rd.CancelledError)
 
 
 def test_what_an_interrupt_left_unsent_is_next() -> None:
@@ -116,17 +112,6 @@ def test_what_an_interrupt_left_unsent_is_next() -> None:
     queue.put_back(1, [queue.take(1)])
     assert queue.peek() is first
     assert queue.num_running == 0
-
-
-def test_when_nobody_is_left_everything_has_that_error() -> None:
-    queue = ClosureQueue()
-    for _ in range(3):
-        queue.add(closure(queue))
-    queue.take(0)
-    error = rd.UnavailableError("No worker is left.")
-    queue.abandon(error)
-    assert queue.num_open == queue.num_waiting == 0
-    assert queue.take_error() is error
 
 
 def test_one_that_is_alone_begins_when_all_before_it_have_ended_and_holds_up_those_behind_it() -> None:
@@ -148,17 +133,6 @@ def test_one_that_is_alone_begins_when_all_before_it_have_ended_and_holds_up_tho
     queue.succeed(1, second, RESULT)
     assert queue.may_begin
     assert queue.take(0) is third
-
-
-def test_what_is_cancelled_tells_of_the_error_before_it() -> None:
-    queue = ClosureQueue()
-    first, waiting = closure(queue), closure(queue)
-    queue.add(first)
-    queue.add(waiting)
-    error = ArithmeticError("no")
-    queue.fail(0, queue.take(0), error)
-    assert waiting.error is not None
-    assert waiting.error.__cause__ is error
 
 
 def test_what_has_not_begun_is_given_up_but_for_what_lies_before_what_has_or_is_alone() -> None:
@@ -189,3 +163,162 @@ def test_a_worker_gets_its_step_with_the_seed_of_the_program() -> None:
     assert (header.padding, header.looks_only, header.summaries) == (False, True, None)
     assert header.payload == payload.of_step()
     assert header.payload.per_replica == (), "its parts travel apart"
+
+
+class Log:
+    """Clocks as the workers' own threads count them, and the largest lead with which a closure began."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.finished: Counter[str] = Counter()
+        self.largest_lead = 0
+
+    def begin(self, workers: list[str]) -> None:
+        with self.lock:
+            own = self.finished[threading.current_thread().name]
+            self.largest_lead = max(self.largest_lead, own - min(self.finished[each] for each in workers))
+
+    def end(self) -> None:
+        with self.lock:
+            self.finished[threading.current_thread().name] += 1
+
+
+LOGS: dict[str, Log] = {}
+
+
+def busy(log: str, workers: list[str], seconds: dict[str, float]) -> None:
+    from tests.coordinator.test_closures import LOGS
+
+    LOGS[log].begin(workers)
+    time.sleep(seconds[threading.current_thread().name])
+    LOGS[log].end()
+
+
+def schedule(coordinator: Coordinator, *args: object) -> None:
+    payload = StepPayload(function=cloudpickle.dumps(busy), arguments=cloudpickle.dumps((args, {})))
+    coordinator.schedule(payload, lambda number: pickle.dumps(StepHeader(number, 0, payload.of_step(), padding=False)))
+
+
+@pytest.mark.parametrize(("num_workers", "bound"), [(2, 0), (3, 1), (4, 4)])
+def test_no_closure_begins_further_ahead_than_the_bound(num_workers: int, bound: int) -> None:
+    log = LOGS[f"{num_workers}, {bound}"] = Log()
+    names = [f"worker {number}" for number in range(num_workers)]
+    seconds = {name: 0.0002 * 4**number for number, name in enumerate(names)}
+    with coordinated(num_workers, max_clocks=bound) as (coordinator, _, side):
+        for _ in range(500):
+            schedule(coordinator, f"{num_workers}, {bound}", names, seconds)
+        coordinator.join()
+        assert len(side.shared.begun) == log.finished.total() == 500
+    assert min(bound, 1) <= log.largest_lead <= bound
+
+
+def closures_in(queue: ClosureQueue, count: int) -> None:
+    for _ in range(count):
+        number = queue.next_number()
+        queue.add(Closure(number, PlannedWork(number, b"")))
+
+
+def finish_one(queue: ClosureQueue, worker: int) -> None:
+    queue.succeed(worker, queue.running_on(worker)[0], RESULT)
+
+
+@given(st.integers(0, 4), st.integers(1, 4), st.integers(0, 2**32))
+def test_one_worker_can_always_go_on_and_no_clock_is_too_far_ahead(bound: int, num_workers: int, seed: int) -> None:
+    """Workers take, finish and die in any order."""
+    draw = random.Random(seed)
+    queue, living = ClosureQueue(bound), list(range(num_workers))
+    clocks: Counter[int] = Counter()
+    closures_in(queue, 200)
+    while queue.num_waiting:
+        worker = draw.choice(living)
+        capacity = queue.capacity_of(worker, living)
+        assert capacity is not None
+        held = len(queue.running_on(worker))
+        assert clocks[worker] + held + capacity <= min(clocks[each] for each in living) + bound + 1 or not capacity
+        if capacity and draw.random() < 0.5:
+            queue.take(worker)
+        elif held and draw.random() < 0.9:
+            finish_one(queue, worker)
+            clocks[worker] += 1
+        elif draw.random() < 0.02 and len(living) > 1:
+            queue.lost(worker, RuntimeError("gone"))
+            clocks[worker] = min(clocks[each] for each in living if each != worker)
+            queue.error = None
+        assert any(queue.running_on(each) or queue.capacity_of(each, living) for each in living)
+
+
+def test_clocks_begin_again_when_the_queue_was_empty() -> None:
+    queue = ClosureQueue(0)
+    closures_in(queue, 2)
+    queue.take(0)
+    assert (queue.capacity_of(0, [0, 1]), queue.capacity_of(1, [0, 1])) == (0, 1)
+    finish_one(queue, 0)
+    assert queue.capacity_of(0, [0, 1]) == 0  # worker 1 has done none, and one waits for it
+    queue.take(1)
+    finish_one(queue, 1)
+    closures_in(queue, 1)
+    assert queue.capacity_of(0, [0, 1]) == 1
+
+
+def test_a_worker_that_is_new_starts_at_the_smallest_clock() -> None:
+    queue = ClosureQueue(1)
+    closures_in(queue, 20)
+    for _ in range(10):
+        assert queue.capacity_of(0, [0]) == 2
+        queue.take(0)
+        finish_one(queue, 0)
+    assert queue.capacity_of(1, [0, 1]) == queue.capacity_of(0, [0, 1]) == 2
+
+
+class LogFollowers(RuleBasedStateMachine):
+    """Writes settings of some names; workers apply what they are sent, and start again now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = PayloadLog(2)
+        self.written: list[dict[str, int]] = []
+        self.workers: list[dict[str, int]] = [{}, {}]
+
+    @rule(names=st.frozensets(st.sampled_from("abc"), min_size=1), repeats=st.booleans())
+    def write(self, names: frozenset[str], repeats: bool) -> None:
+        number = self.log.end
+        entry = ",".join(f"{name}={number}" for name in sorted(names))
+        self.log.append(entry.encode(), names if repeats else frozenset())
+        self.written.append({**(self.written[-1] if self.written else {}), **dict.fromkeys(names, number)})
+
+    @rule(worker=st.integers(0, 1), back=st.integers(0, 3))
+    def send(self, worker: int, back: int) -> None:
+        before = max(0, self.log.end - back)
+        for entry in self.log.due(worker, before):
+            pairs = (pair.split("=") for pair in entry.decode().split(","))
+            self.workers[worker].update({name: int(number) for name, number in pairs})
+        expected = self.written[before - 1] if before else {}
+        found = self.workers[worker]
+        assert all(found.get(name, -1) >= number for name, number in expected.items())
+
+    @rule(worker=st.integers(0, 1))
+    def restart(self, worker: int) -> None:
+        self.workers[worker] = {}
+        self.log.restarted(worker)
+
+    @invariant()
+    def is_in_order(self) -> None:
+        assert self.log.num_held <= self.log.end
+
+
+LogFollowers.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+TestLogFollowers = LogFollowers.TestCase
+
+
+def test_a_learning_rate_that_is_set_for_every_step_leaves_a_short_log() -> None:
+    log = PayloadLog(2)
+    log.append(b"model")
+    for number in range(100):
+        log.append(str(number).encode(), frozenset({"lr"}))
+        for worker in range(2):
+            log.due(worker, log.end)
+    assert log.num_held <= 4
+    log.restarted(0)
+    assert log.due(0, 1)[0] == b"model"
+    assert log.due(1, log.end) == []

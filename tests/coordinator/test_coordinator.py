@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import random
@@ -17,11 +18,12 @@ import pytest
 import torch
 
 import raydist as rd
+from raydist.actors.version_check import Software
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
 from raydist.mirroring.messages import StepPayload
 from raydist.replicas.step import StepHeader
-from tests.coordinator.in_process import TIMEOUTS, coordinated
+from tests.coordinator.in_process import TIMEOUTS, ThreadPort, coordinated
 
 
 def scheduled(coordinator: Coordinator, fn: Callable[..., Any], *args: Any) -> Closure:
@@ -200,3 +202,72 @@ def test_who_is_to_end_waits_only_for_what_has_begun(tmp_path: Path) -> None:
             coordinator.value_of(behind[-1])
     with pytest.raises(rd.Preempted):
         manager.close()
+
+
+OLD = Software((("raydist", "0.0.9"),))
+
+
+def test_a_worker_of_another_version_is_said_before_anything_runs() -> None:
+    port = ThreadPort(2)
+    port.software[1] = OLD
+    said = rf"worker 1 has raydist 0\.0\.9, not {rd.__version__}\. Install the same"
+    with coordinated(2, port=port) as (coordinator, _, side):
+        with pytest.raises(rd.FailedPreconditionError, match=said):
+            coordinator.value_of(scheduled(coordinator, lambda: 1))
+        with pytest.raises(rd.FailedPreconditionError, match=said):
+            scheduled(coordinator, lambda: 2)
+        assert side.shared.begun == []
+
+
+def test_a_worker_that_comes_back_with_another_version_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "raydist"), coordinated(2) as (coordinator, port, side):
+        for _ in range(2):
+            scheduled(coordinator, lambda: 1)
+        coordinator.join()
+        side.shared.begun.clear()
+        port.software[1] = OLD
+        port.kill(1)
+        closures = [scheduled(coordinator, lambda n: n, n) for n in range(8)]
+        coordinator.join()
+        assert [coordinator.value_of(closure) for closure in closures] == list(range(8))
+        _await(lambda: bool(caplog.messages))
+    assert "The others go on without worker 1: All nodes must have the versions" in caplog.messages[0]
+
+
+def test_workers_wait_for_one_that_says_nothing_and_then_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydist.coordinator.worker_pool._TOGETHER_S", 0.5)
+    port = ThreadPort(2)
+    port.says_nothing.add(1)
+    began = time.monotonic()
+    with coordinated(2, port=port) as (coordinator, _, _side):
+        assert coordinator.value_of(scheduled(coordinator, lambda: 7)) == 7
+        assert 0.5 <= time.monotonic() - began < TIMEOUTS.start_s
+
+
+def _await(condition: object) -> None:
+    end = time.monotonic() + 10.0
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("use", [float, int, bool, lambda x: x + 1, lambda x: 1 - x, torch.exp, lambda x: f"{x:.2f}"])
+def test_it_is_no_number(use: Any) -> None:
+    with coordinated(1) as (coordinator, _, _):
+        value = rd.RemoteValue(coordinator, scheduled(coordinator, lambda: 1.0))
+        with pytest.raises(rd.InvalidArgumentError, match=r"strategy\.reduce"):
+            use(value)
+        coordinator.join()
+
+
+def test_its_parts_are_values_and_it_prints_as_what_it_is() -> None:
+    with coordinated(1) as (coordinator, _, _):
+        value = rd.RemoteValue(coordinator, scheduled(coordinator, lambda: {"a": [1, 2]}))
+        assert value["a"][1].get() == 2
+        assert repr(value) == f"{value}" == "RemoteValue({'a': [1, 2]})"
+        assert list(value["a"]) == [1, 2]
+        assert value.fetch() is value.get()
+        with pytest.raises(AttributeError, match=r"no attribute 'item'\. Use strategy\.reduce"):
+            _ = value.item
+        with pytest.raises(rd.InvalidArgumentError, match=r"can't be an argument of a closure"):
+            pickle.dumps(value)

@@ -36,7 +36,7 @@ def test_how_many_where_that_is_left_open(cluster: Any, request_: Any, workers: 
     assert plan.setups[0].device == ("cuda:0" if cluster is GPUS else "cpu")
 
 
-@pytest.mark.parametrize("num_cores", [2, 3, 4, 5, 8, 9, 10, 16, 64, 100])
+@pytest.mark.parametrize("num_cores", [2, 3, 5, 9, 64])
 def test_workers_and_servers_that_nobody_asked_for_fit_one_node(num_cores: int) -> None:
     plan = plan_ps("name", PsRequest(), Cluster(False, (Node("a", "b", {"CPU": num_cores}),)), rd.Timeouts())
     assert sum(bundle["CPU"] for bundle in plan.bundles) in (num_cores, num_cores - 1)

@@ -1,10 +1,11 @@
-"""Servers read the slices that they restore, and what optimizers remember of them; the driver reads no tensor."""
+"""Servers restore the slices that they have, and the states of optimizers; the driver reads no tensor."""
 
 from __future__ import annotations
 
 import threading
-import uuid
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,39 @@ import torch
 from torch import nn
 
 import raydist as rd
+from raydist.checkpoints.manifest import SavedCheckpoint
 from raydist.checkpoints.ps_reader import PartReader
 from raydist.coordinator.checkpointing import PsRestorer
 from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
 from raydist.parameter_servers.slices import FixedShardsPartitioner
-from tests.coordinator.ps_in_process import served
-from tests.coordinator.restored_runs import Kind, Run, Saved, adam, assert_same, driver_alone, momentum, read, saved
+from raydist.pipelines.stored.directory_files import directory_files
+from tests.coordinator.ps_in_process import (
+    Kind,
+    Net,
+    Run,
+    Saved,
+    adam,
+    assert_same,
+    driver_alone,
+    local_strategy,
+    momentum,
+    read,
+    saved,
+)
 from tests.coordinator.test_saving import opened
 
 __all__ = ["read", "saved"]
 
 
-@pytest.mark.parametrize("kind", [momentum, adam])
 @pytest.mark.parametrize(
-    ("before", "after", "num_steps"),
-    [(None, (1, 1), 0), (None, (3, 3), 2), ((3, 3), (2, 2), 2), ((2, 2), (3, 3), 0), ((1, 1), (3, 5), 2)],
+    ("kind", "before", "after", "num_steps"),
+    [
+        (adam, None, (1, 1), 0),
+        (momentum, None, (3, 3), 2),
+        (adam, (3, 3), (2, 2), 2),
+        (momentum, (2, 2), (3, 3), 0),
+        (adam, (1, 1), (3, 5), 2),
+    ],
 )
 def test_servers_read_what_they_have_and_training_goes_on(
     kind: Kind,
@@ -42,7 +61,7 @@ def test_servers_read_what_they_have_and_training_goes_on(
     path, expected = saved(kind, *(before or ()))
     states = []
     for by_servers in (True, False):
-        with served(1, after[0], partitioner=FixedShardsPartitioner(after[1])) as here:
+        with local_strategy(1, after[0], partitioner=FixedShardsPartitioner(after[1])) as here:
             run = Run(kind, here, monkeypatch, seed=7)
             run.train(range(40, 40 + num_steps))
             run.optimizer.param_groups[0]["lr"] = 0.7
@@ -68,7 +87,7 @@ def test_bytes_that_lie_as_slices_do_are_read_once(
     path, _ = saved(momentum, 3, 3)
     files = [file for name in ("model", "optimizer") for file in opened(path).files(name)]
     tensors = {name for file in files for name in file.tensors}
-    with served(1, 3, partitioner=FixedShardsPartitioner(3)) as here:
+    with local_strategy(1, 3, partitioner=FixedShardsPartitioner(3)) as here:
         run = Run(momentum, here, monkeypatch, seed=7)
         read.clear()
         run.checkpoint.restore(path)
@@ -96,7 +115,7 @@ def test_files_that_servers_cannot_open_are_the_drivers(
         original(self)
 
     monkeypatch.setattr(PsRestorer, "discard", discard)
-    with served(1, 2) as here:
+    with local_strategy(1, 2) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.train(range(2))
         before = run.state()
@@ -109,26 +128,15 @@ def test_files_that_servers_cannot_open_are_the_drivers(
         assert_same(run.state(), before)
 
 
-def test_in_memory_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = Run(adam)
-    bare.train(range(3))
-    path = bare.checkpoint.save(f"memory://{uuid.uuid4().hex}/c")
-    monkeypatch.setattr(PsRestorer, "prepare", None)
-    with served(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
-        run = Run(adam, here, monkeypatch, seed=7)
-        run.checkpoint.restore(path)
-        assert_same(run.state(), bare.state())
-
-
 @pytest.mark.parametrize(
-    ("num_workers", "consistency"), [(1, "async"), (2, "async"), (2, BoundedStaleness(1)), (2, SyncWithBackups(0))]
+    ("num_workers", "consistency"), [(2, "async"), (2, BoundedStaleness(1)), (2, SyncWithBackups(0))]
 )
 def test_closures_see_what_was_restored_without_a_look_by_the_driver(
     num_workers: int, consistency: Any, saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers hold values of before, and read newer ones."""
     path, expected = saved(momentum)
-    with served(num_workers, 2, consistency, partitioner=FixedShardsPartitioner(2)) as here:
+    with local_strategy(num_workers, 2, consistency, partitioner=FixedShardsPartitioner(2)) as here:
         run = Run(momentum, here, monkeypatch, seed=7)
         run.train(range(4))
         weight = run.model.first.weight  # found now: `model.first` in a closure would have the driver look
@@ -144,7 +152,7 @@ def test_closures_see_what_was_restored_without_a_look_by_the_driver(
 
 def test_a_restore_of_some_leaves_others_as_they_are(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     path, expected = saved(adam)
-    with served(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
+    with local_strategy(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.train(range(4))
         before = run.state()
@@ -175,7 +183,7 @@ def test_states_of_the_programs_own_making_are_the_drivers(
     bare, model = Run(adam), Extra()
     model.seen = 5
     rd.Checkpoint(extra=model, model=bare.model).save(tmp_path / "c")
-    with served(1, 2) as here:
+    with local_strategy(1, 2) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         with here.mirror.scope():
             theirs = Extra()
@@ -203,7 +211,7 @@ class Doubled(nn.Linear):
 def test_a_program_is_called_where_it_loads_states_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Doubled(2, 2)
     rd.Checkpoint(model=bare).save(tmp_path / "c")
-    with served(1, 2) as here:
+    with local_strategy(1, 2) as here:
         Run(adam, here, monkeypatch)
         with here.mirror.scope():
             theirs = Doubled(2, 2)
@@ -214,7 +222,7 @@ def test_a_program_is_called_where_it_loads_states_itself(tmp_path: Path, monkey
 
 def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     path, expected = saved(adam)
-    with served(2, 2, partitioner=FixedShardsPartitioner(2)) as here:
+    with local_strategy(2, 2, partitioner=FixedShardsPartitioner(2)) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.train(range(2))
         here.coordinator.join()
@@ -237,7 +245,7 @@ def test_where_a_server_is_gone_before_all_commit_options_are_those_of_before(
     saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = saved(adam)
-    with served(1, 2) as here:
+    with local_strategy(1, 2) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.optimizer.param_groups[0]["lr"] = 0.5
         run.train(range(2))
@@ -261,13 +269,13 @@ def test_what_servers_cannot_have_is_the_drivers_until_a_step_says_why(
     """Not elementwise: servers refuse it. An error of a closure before is told as it is."""
     bare = Run(torch.optim.LBFGS)
     bare.checkpoint.save(tmp_path / "c")
-    with served(1, 2) as here:
+    with local_strategy(1, 2) as here:
         run = Run(torch.optim.LBFGS, here, monkeypatch, seed=7)
         run.checkpoint.restore(tmp_path / "c")
         assert_same(dict(run.model.state_dict()), bare.state()["model"])
         with pytest.raises(rd.InvalidArgumentError, match="demands a closure"):
             run.train(range(1))
-    with served(1, 2) as here:
+    with local_strategy(1, 2) as here:
         run = Run(momentum, here, monkeypatch, seed=7)
 
         def fail() -> None:
@@ -276,3 +284,124 @@ def test_what_servers_cannot_have_is_the_drivers_until_a_step_says_why(
         here.schedule(fail)
         with pytest.raises(rd.InvalidArgumentError, match="no good"):
             run.checkpoint.restore(tmp_path / "c", only="model")
+
+
+def damaged(path: Path, file: str, at: int = -3) -> None:
+    content = bytearray((path / file).read_bytes())
+    content[at] ^= 8
+    (path / file).write_bytes(content)
+
+
+@pytest.mark.parametrize("owner", ["model", "optimizer"])
+@pytest.mark.parametrize("where", ["header", "first.weight", "index"])
+def test_damage_changes_nothing_on_any_server(
+    owner: str, where: str, saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = saved(adam, 3, 3)
+    name = next(each.name for each in opened(path).files(owner) if ("index" in each.name) == (where == "index"))
+    file = next(each for each in opened(path).files(owner) if each.name == name)
+    keys = [key for key in file.tensors if key.startswith(where)]
+    at = file.tensors[keys[0]].begin if keys else 20
+    with local_strategy(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
+        run = Run(adam, here, monkeypatch, seed=7)
+        run.train(range(2))
+        before = run.state()
+        damaged(path, name, at)
+        what = f"tensor '{keys[0]}'" if keys else "its header"
+        with pytest.raises(rd.DataLossError, match=rf"{name}.*{what} differs"):
+            run.checkpoint.restore(path)
+        assert_same(run.state(), before)
+        damaged(path, name, at)
+        run.checkpoint.restore(path)
+        assert_same(run.state(), expected)
+
+
+class Wider(Net):
+    """More than was saved, and less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Linear(2, 2)
+        del self.factor
+        self.register_buffer("factor", torch.tensor(1.0), persistent=False)
+
+
+def test_entries_that_are_there_on_one_side_only(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the driver restores them: with strict=False they stay, else all are listed."""
+    path, _ = saved(adam)
+    found = []
+    for by_driver in (False, True):
+        monkeypatch.setattr("tests.coordinator.ps_in_process.Net", Wider)
+        with local_strategy(1, 2, partitioner=FixedShardsPartitioner(2)) as here, monkeypatch.context() as patch:
+            if by_driver:
+                patch.setattr(PsRestorer, "can_restore", lambda self, obj: False)
+            run = Run(adam, here, patch, seed=7)
+            run.optimizer.param_groups[0]["eps"] = 0.25
+            run.train(range(2))
+            before = run.state()
+            with pytest.raises(rd.InvalidArgumentError) as caught:
+                run.checkpoint.restore(path)
+            assert_same(run.state(), before)
+            report = run.checkpoint.restore(path, strict=False)
+            found.append((run.state(), report, str(caught.value)))
+    assert_same(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+    assert "model.third.weight" in found[0][1].missing
+    assert "model.factor" in found[0][1].unexpected
+
+
+def edited(path: Path, change: Callable[[SavedCheckpoint], Any]) -> None:
+    """Have the manifest say something else of the optimizer."""
+    checkpoint = opened(path)
+    objects = {**checkpoint.manifest.objects, "optimizer": change(checkpoint)}
+    manifest = replace(checkpoint.manifest, objects=objects)
+    directory_files(str(path)).replace("manifest.json", manifest.to_bytes())
+
+
+def test_what_has_another_shape_or_type_is_listed_and_nothing_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of what optimizers remember: servers compare that."""
+    bare = Run(momentum)
+    bare.train(range(3))
+    bare.model.first.double()
+    bare.model.norm.weight.data = torch.ones(6)
+    bare.model.norm.running_mean = torch.ones(6)
+    second = bare.model.second.weight
+    bare.optimizer.state[second]["momentum_buffer"] = torch.ones(7, 7, dtype=torch.float16)
+    bare.optimizer.state[bare.model.tied.bias]["momentum_buffer"] = torch.ones(8)
+    bare.checkpoint.save(tmp_path / "c")
+    with local_strategy(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
+        run = Run(momentum, here, monkeypatch, seed=7)
+        run.train(range(2))
+        before = run.state()
+        with pytest.raises(rd.InvalidArgumentError, match="retyped") as caught:
+            run.checkpoint.restore(tmp_path / "c")
+        for entry in ("first.weight", "first.bias", "norm.weight", "norm.running_mean"):
+            assert f"'model.{entry}' is re" in str(caught.value)
+        with pytest.raises(rd.InvalidArgumentError) as caught:
+            run.checkpoint.restore(tmp_path / "c", only="optimizer")
+        message = str(caught.value)
+        assert "second.weight.momentum_buffer' is retyped (torch.float32 here, torch.float16 saved)" in message
+        assert "tied.bias.momentum_buffer' is reshaped ((7,) here, (8,) saved)" in message
+        assert message.count("momentum_buffer") == 2
+        assert_same(run.state(), before)
+
+
+def test_what_can_be_no_state_is_loss(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, expected = saved(adam)
+    whole = opened(path).saved("optimizer")
+    with local_strategy(1, 2) as here:
+        run = Run(adam, here, monkeypatch, seed=7)
+        run.train(range(2))
+        before = run.state()
+        entries: list[Any] = [3, [], {"step": {"$tensor": "no"}}, {"step": {"$strange": 3}}]
+        for entry in entries:
+            values = {**whole.values, "first.weight": entry}
+            edited(path, lambda checkpoint, values=values: replace(whole, values=values))  # type: ignore[misc]
+            with pytest.raises(rd.DataLossError, match="invalid"):
+                run.checkpoint.restore(path)
+            assert_same(run.state(), before)
+        edited(path, lambda checkpoint: whole)
+        run.checkpoint.restore(path)
+        assert_same(run.state(), expected)

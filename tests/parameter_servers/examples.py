@@ -35,7 +35,7 @@ def slice_of(number: int, *shape: int, dtype: torch.dtype = torch.float64, serve
 
 
 @contextmanager
-def served(*slices: PsSlice, room: int | None = None) -> Iterator[PsSlices]:
+def slices_of_zeros(*slices: PsSlice, room: int | None = None) -> Iterator[PsSlices]:
     """Slices of zeros."""
     made = PsSlices(0, room=lambda: room)
     if slices:

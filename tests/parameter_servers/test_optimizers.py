@@ -18,7 +18,7 @@ from raydist.parameter_servers.optimizers import (
 from raydist.parameter_servers.requests import OptimizerGroup, Push, PushKey, Sender
 from raydist.parameter_servers.server_optimizer import PushedRows, ServerGradients, ServerOptimizer, read_gradients
 from raydist.parameter_servers.server_slices import PsSlices
-from tests.parameter_servers.examples import served, slice_of
+from tests.parameter_servers.examples import slice_of, slices_of_zeros
 
 
 def test_one_pass_is_for_those_that_have_it_and_were_not_told_otherwise() -> None:
@@ -227,7 +227,7 @@ def doubles(*shape: int) -> torch.Tensor:
 def test_gradients_are_used_where_they_lie() -> None:
     rows = torch.tensor([3, 3])
     tensors = [doubles(4, 2), rows, doubles(2, 2), torch.tensor([7]), doubles(1, 5)]
-    with served(slice_of(0, 4, 2), slice_of(1, 4, 2)) as values:
+    with slices_of_zeros(slice_of(0, 4, 2), slice_of(1, 4, 2)) as values:
         found = read_gradients(push_of("dense", "rows", tables=(9,)), tensors, values)
     assert found.slices[0] is tensors[0]
     some = found.slices[1]
@@ -251,7 +251,7 @@ def test_gradients_are_used_where_they_lie() -> None:
     ],
 )
 def test_what_does_not_belong_together(form: str, tensors: list[torch.Tensor], message: str) -> None:
-    with served(slice_of(0, 4, 2)) as values, pytest.raises(rd.InvalidArgumentError, match=message):
+    with slices_of_zeros(slice_of(0, 4, 2)) as values, pytest.raises(rd.InvalidArgumentError, match=message):
         read_gradients(push_of(form), tensors, values)
 
 
@@ -275,7 +275,7 @@ def step(optimizer: ServerOptimizer, values: PsSlices, **gradients: Any) -> None
 
 
 def test_what_is_remembered_stays_while_a_slice_is_in_no_group() -> None:
-    with served(*SLICES) as values:
+    with slices_of_zeros(*SLICES) as values:
         optimizer, options = adam(values), options_of(torch.optim.Adam, lr=0.1)
         both = OptimizerGroup(options, (0,)), OptimizerGroup(options, (1,))
         without = OptimizerGroup(options, (0,)), OptimizerGroup(options)
@@ -299,7 +299,7 @@ def test_what_is_remembered_stays_while_a_slice_is_in_no_group() -> None:
 
 
 def test_what_is_remembered_goes_and_comes() -> None:
-    with served(*SLICES) as values, served(*SLICES) as others:
+    with slices_of_zeros(*SLICES) as values, slices_of_zeros(*SLICES) as others:
         one, other = adam(values), adam(others)
         step(one, values, s0=[1.0, 2.0])
         states = one.state()
@@ -324,7 +324,7 @@ def test_gradients_that_an_optimizer_keeps_are_copied() -> None:
                     parameter.sub_(state.get("before", torch.zeros_like(parameter)))
                     state["before"] = parameter.grad
 
-    with served(*SLICES) as values:
+    with slices_of_zeros(*SLICES) as values:
         group = OptimizerGroup(options_of(torch.optim.SGD, lr=1.0), (0,))
         optimizer = ServerOptimizer(Remembering, [group], values, {})
         gradient = torch.ones(2, dtype=torch.float64)
@@ -336,7 +336,7 @@ def test_gradients_that_an_optimizer_keeps_are_copied() -> None:
 
 
 def test_what_does_not_belong_to_it_is_refused() -> None:
-    with served(*SLICES) as values:
+    with slices_of_zeros(*SLICES) as values:
         optimizer = adam(values)
         with pytest.raises(rd.InvalidArgumentError, match=r"groups of the Adam that applies them, got \[2\]"):
             optimizer.require_known(ServerGradients({0: torch.ones(2), 2: torch.ones(2)}, {}))
@@ -345,7 +345,7 @@ def test_what_does_not_belong_to_it_is_refused() -> None:
 
 
 def test_an_optimizer_that_takes_no_rows_says_so() -> None:
-    with served(*SLICES) as values:
+    with slices_of_zeros(*SLICES) as values:
         rows = PushedRows(torch.tensor([1]), torch.ones(1, dtype=torch.float64))
         with pytest.raises(RuntimeError, match="Adam does not support sparse gradients"), values.changing():
             adam(values).step(ServerGradients({0: rows}, {}))
@@ -354,7 +354,7 @@ def test_an_optimizer_that_takes_no_rows_says_so() -> None:
 
 def test_rows_and_whole_gradients_by_one_optimizer() -> None:
     """Torch passes over memory once for those, and cannot for these."""
-    with served(*SLICES) as values:
+    with slices_of_zeros(*SLICES) as values:
         options = options_of(torch.optim.Adagrad, lr=1.0)
         optimizer = ServerOptimizer(torch.optim.Adagrad, [OptimizerGroup(options, (0,))], values, {})
         some = PushedRows(torch.tensor([1]), torch.full((1,), 2.0, dtype=torch.float64))
@@ -370,7 +370,7 @@ def test_rows_and_whole_gradients_by_one_optimizer() -> None:
 
 
 def test_what_is_remembered_of_some_slices_is_replaced() -> None:
-    with served(*SLICES) as values:
+    with slices_of_zeros(*SLICES) as values:
         optimizer = adam(values)
         step(optimizer, values, s0=[1.0, 1.0], s1=[1.0, 1.0, 1.0])
         known = optimizer.state()
@@ -391,7 +391,7 @@ def sgd(values: PsSlices) -> ServerOptimizer:
 
 
 def test_momentum_of_some_slices_only() -> None:
-    with served(*SLICES) as values:
+    with slices_of_zeros(*SLICES) as values:
         optimizer = sgd(values)
         step(optimizer, values, s0=[1.0, 1.0])
         step(optimizer, values, s0=[1.0, 1.0], s2=[1.0, 1.0])
@@ -400,7 +400,7 @@ def test_momentum_of_some_slices_only() -> None:
 
 
 def test_momentum_of_another_type() -> None:
-    with served(*SLICES) as values:
+    with slices_of_zeros(*SLICES) as values:
         optimizer = sgd(values)
         optimizer.set_state({0: {"momentum_buffer": torch.ones(2)}})
         step(optimizer, values, s0=[1.0, 1.0])
@@ -408,7 +408,7 @@ def test_momentum_of_another_type() -> None:
 
 
 def test_momentum_that_lies_otherwise() -> None:
-    with served(slice_of(0, 2, 3)) as values:
+    with slices_of_zeros(slice_of(0, 2, 3)) as values:
         options = options_of(torch.optim.SGD, lr=1.0, momentum=1.0)
         optimizer = ServerOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0,))], values, {})
         momentum = torch.arange(6.0, dtype=torch.float64).view(3, 2).t()
@@ -418,7 +418,7 @@ def test_momentum_that_lies_otherwise() -> None:
 
 
 def test_momentum_of_rows_is_counted() -> None:
-    with served(*SLICES) as values:
+    with slices_of_zeros(*SLICES) as values:
         optimizer = sgd(values)
         rows = PushedRows(torch.tensor([1, 1]), torch.ones(2, dtype=torch.float64))
         with values.changing():

@@ -40,7 +40,7 @@ from raydist.parameter_servers.requests import (
 )
 from raydist.parameter_servers.row_table import RowTable
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
-from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, served, servers, slice_of
+from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, servers, slice_of, slices_of_zeros
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 
@@ -189,7 +189,7 @@ def test_what_it_does_not_know() -> None:
 
 
 def test_slices_come_in_several_parts_and_may_be_overwritten() -> None:
-    with served() as mine:
+    with slices_of_zeros() as mine:
         assert mine.version == 0
         mine.create([slice_of(1, 2), slice_of(4)], [torch.ones(2).double(), torch.tensor(3.0).double()])
         first = mine.value(1)
@@ -205,14 +205,14 @@ def test_slices_come_in_several_parts_and_may_be_overwritten() -> None:
 
 def test_more_than_there_is_room_for_says_by_how_much() -> None:
     with (
-        served(room=1_000_000) as mine,
+        slices_of_zeros(room=1_000_000) as mine,
         pytest.raises(rd.InvalidArgumentError, match=r"1,048,576 bytes more .* 48,576 too few"),
     ):
         mine.create([slice_of(1, 1 << 17)], [torch.zeros(1 << 17).double()])
 
 
 def test_values_are_replaced_all_or_none() -> None:
-    with served(slice_of(1, 2), slice_of(2)) as mine:
+    with slices_of_zeros(slice_of(1, 2), slice_of(2)) as mine:
         mine.replace({1: torch.tensor([3.0, 4.0]).double(), 2: torch.tensor(5.0).double()})
         assert (mine.value(1).tolist(), mine.value(2).item(), mine.version) == ([3, 4], 5, 2)
         for number, value in ((2, torch.zeros(1).double()), (2, torch.tensor(0.0)), (7, torch.zeros(1))):

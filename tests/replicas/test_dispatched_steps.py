@@ -1,98 +1,252 @@
-"""Steps on actors that answer in this process; on a cluster they are run by `tests/strategies`."""
+"""The times at which steps are sent, against replicas that are a list of messages; nothing of Ray."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
+import gc
+import math
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from raydist.core.errors import InvalidArgumentError
+from raydist.actors.class_tracking import cloudpickle
+from raydist.core.errors import CancelledError
 from raydist.core.fork_guard import OwningProcess
-from raydist.replicas.dispatched_steps import DispatchedSteps
-from tests.replicas.answering_actors import Actors, actors, planned, values
+from raydist.core.values import Part, PerReplica
+from raydist.mirroring.messages import StepPayload
+from raydist.replicas.dispatched_steps import BatchingPolicy, DispatchedSteps, SentGroup
+from raydist.replicas.results import pack_result
+from raydist.replicas.step import StepHeader
+from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
 
-__all__ = ["actors"]
+
+class Replicas:
+    """One replica that takes messages; a group is done when the test says so."""
+
+    names = ("replica 0",)
+
+    def __init__(self) -> None:
+        self.messages: list[list[int]] = []
+        self.done: list[threading.Event] = []
+        self.waits = 0
+        self.arrived = threading.Event()  # of a third message
+
+    def send(self, rank: int, message: StepMessage, objects: Sequence[Any]) -> threading.Event:
+        self.messages.append([header.step for header in message.steps()])
+        self.done.append(threading.Event())
+        if len(self.messages) == 3:
+            self.arrived.set()
+        return self.done[-1]
+
+    def are_ready(self, refs: Sequence[threading.Event], within_s: float) -> bool:
+        self.waits += 1
+        return refs[0].wait(within_s)
+
+    def wait(self, refs: Sequence[threading.Event], names: Sequence[str], **limits: Any) -> list[GroupResult]:
+        refs[0].set()
+        result = pack_result(None, absent=False)
+        return [GroupResult((result,) * len(self.messages[self.done.index(refs[0])]), 0.0)]
+
+    def discard(self, refs: Sequence[Any]) -> None:
+        """Nothing is logged."""
+
+
+def steps_on(replicas: Replicas) -> DispatchedSteps:
+    """Groups of 5, of functions whose key is "known"."""
+    found: Any = replicas
+    steps = DispatchedSteps(found, 10.0, OwningProcess("These steps"))
+    steps._policy.learn(b"known", seconds=0.04, num_bytes=8)
+    learn = steps._policy.learn
+    steps._policy.learn = lambda key, **cost: learn(b"", **cost)  # type: ignore[method-assign]  # costs stay as they are
+    return steps
+
+
+def planned(step: int, *parts: PerReplica, key: bytes = b"known") -> PlannedStep:
+    return PlannedStep(StepHeader(step, 0, StepPayload(digest=key)), parts)
 
 
 @pytest.fixture
-def steps(actors: Actors) -> Any:
-    found: Any = actors  # takes the place of `ReplicaActors`
-    steps = DispatchedSteps(found, 10.0, OwningProcess("These steps"))
+def replicas() -> Replicas:
+    return Replicas()
+
+
+@pytest.fixture
+def steps(replicas: Replicas) -> Iterator[DispatchedSteps]:
+    steps = steps_on(replicas)
     yield steps
-    steps.give_up()
+    for event in replicas.done:
+        event.set()
     steps.close()
 
 
-def learn(steps: DispatchedSteps) -> None:
-    """Let it know that steps are short."""
-    values(steps.dispatch(planned(0)))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_remarks_of_replicas_are_warnings_of_the_program(steps: DispatchedSteps, actors: Actors, fails: bool) -> None:
-    actors.remarks = ("mind the gap",)
-    actors.failing = (0, 1) if fails else None
-    with (
-        pytest.warns(UserWarning, match="mind the gap"),
-        pytest.raises(ValueError, match="step 0") if fails else nullcontext(),
-    ):
-        values(steps.dispatch(planned(0)))
-
-
-def test_who_reads_every_result_pays_one_message_a_replica_and_asks_nothing_else(
-    steps: DispatchedSteps, actors: Actors
+def test_steps_go_alone_until_the_replicas_are_busy_and_then_in_groups(
+    steps: DispatchedSteps, replicas: Replicas
 ) -> None:
-    actors.calls.clear()
-    for step in range(5):
-        assert values(steps.dispatch(planned(step))) == [step, step]
-    assert actors.messages == [(rank, [step]) for step in range(5) for rank in range(2)]
-    assert actors.calls == []
-
-
-def test_who_runs_ahead_sends_groups(steps: DispatchedSteps, actors: Actors) -> None:
-    learn(steps)
-    actors.ready = False
-    outcomes = [steps.dispatch(planned(step)) for step in range(1, 20)]
-    steps.wait()
-    assert [numbers for rank, numbers in actors.messages if rank == 1] == [[0], [1], [2], list(range(3, 19)), [19]]
-    assert [values(outcome) for outcome in outcomes] == [[step, step] for step in range(1, 20)]
-
-
-def test_the_window_is_bounded(steps: DispatchedSteps, actors: Actors) -> None:
-    for step in range(100):
+    for step in range(12):
         steps.dispatch(planned(step))
-        assert steps.num_under_way <= 48
+    assert replicas.messages == [[0], [1], [2, 3, 4, 5, 6], [7, 8, 9, 10, 11]]
+    assert steps.num_under_way == 12
 
 
-def test_a_failure_that_nobody_read_is_told_once(steps: DispatchedSteps, actors: Actors) -> None:
-    learn(steps)
-    actors.ready = False
-    actors.failing = (5, 0)
-    outcomes = [steps.dispatch(planned(step)) for step in range(1, 12)]
-    assert values(outcomes[3]) == [4, 4]  # of the same group as the one that fails
-    with pytest.raises(ValueError, match="step 5"):
-        steps.wait()
-    steps.wait()
-
-
-def test_a_value_where_run_returned_none_is_told_though_later_steps_ended_well(
-    steps: DispatchedSteps, actors: Actors
+def test_what_was_gathered_is_sent_when_a_group_is_done_though_nobody_waits(
+    steps: DispatchedSteps, replicas: Replicas
 ) -> None:
-    learn(steps)
-    steps.dispatch(replace(planned(1), returns_none=True))
-    steps.dispatch(planned(2))
-    steps.until_now()()
-    with pytest.raises(InvalidArgumentError, match="step 1 returned a value"):
-        steps.wait()
+    for step in range(4):
+        steps.dispatch(planned(step))
+    assert replicas.messages == [[0], [1]]
+    replicas.done[0].set()
+    assert replicas.arrived.wait(10)
+    assert replicas.messages == [[0], [1], [2, 3]]
+
+
+def test_a_function_that_is_not_known_is_not_kept_waiting_and_keeps_nobody_waiting(
+    steps: DispatchedSteps, replicas: Replicas
+) -> None:
+    for step in range(4):
+        steps.dispatch(planned(step))
+    steps.dispatch(planned(4, key=b"new"))
+    last = steps.dispatch(planned(5))
+    assert replicas.messages == [[0], [1], [2, 3], [4]]
+    last.part(0, 0, "*")
+    assert replicas.messages[-1] == [5]
+
+
+def test_values_of_the_driver_leave_at_once(steps: DispatchedSteps, replicas: Replicas) -> None:
+    for step in range(3):
+        steps.dispatch(planned(step))
+    steps.dispatch(planned(3, PerReplica([1])))
+    assert replicas.messages == [[0], [1], [2, 3]]
+
+
+def test_a_result_is_sent_before_the_step_that_uses_it(steps: DispatchedSteps, replicas: Replicas) -> None:
+    for step in range(2):
+        steps.dispatch(planned(step))
+    first = steps.dispatch(planned(2))
+
+    class Result(PerReplica):
+        def part_on(self, rank: int, *, padding: bool = False) -> Part:
+            return first.part(rank, 0, "*")
+
+    second = steps.dispatch(planned(3, Result(())))
+    assert replicas.messages == [[0], [1], [2]]
+    second.part(0, 0, "*")
+    assert replicas.messages == [[0], [1], [2], [3]]
+
+
+@given(st.lists(st.sampled_from(["add", "slow", "read", "finish", "done"]), max_size=60))
+def test_every_step_is_sent_once_and_in_order(events: list[str]) -> None:
+    replicas = Replicas()
+    steps = steps_on(replicas)
+    ended: list[int] = []
+    steps.on_results.append(lambda results: ended.append(len(ended)))
+    number = 0
+    for event in events:
+        if event in ("add", "slow"):
+            last = steps.dispatch(planned(number, key=b"known" if event == "add" else b"slow"))
+            number += 1
+        elif event == "read" and number:
+            last.part(0, 0, "*")
+        elif event == "done" and replicas.done:
+            replicas.done[0].set()
+        elif event == "finish" and number:
+            last.results()
+            assert len(ended) == number
     steps.wait()
+    steps.close()
+    assert ended == list(range(number)) == [step for message in replicas.messages for step in message]
+    assert all(len(message) <= 5 for message in replicas.messages)
 
 
-def test_a_result_is_a_part_of_what_its_group_returns(steps: DispatchedSteps, actors: Actors) -> None:
-    learn(steps)
-    actors.ready = False
-    outcomes = [steps.dispatch(planned(step)) for step in range(1, 6)]
-    part = outcomes[4].part(1, 1, "('*', '*')")
-    assert (part.place, part.leaf_index) == (2, 1)
-    assert part.ref.leaf(0, part.place) == 5
+def test_who_keeps_a_result_does_not_keep_what_the_step_was_given(steps: DispatchedSteps) -> None:
+    class Batch(PerReplica):
+        def part_on(self, rank: int, *, padding: bool = False) -> Part:
+            return Part(ref="in the store")
+
+    batch = Batch(())
+    seen = weakref.ref(batch)
+    gc.disable()  # whatever lies in a cycle stays in the object store until Python looks for cycles
+    try:
+        result = steps.dispatch(planned(0, batch))
+        del batch
+        assert result.results()[0].is_none
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_the_thread_ends_with_the_steps(steps: DispatchedSteps, replicas: Replicas) -> None:
+    before = set(threading.enumerate())  # strategies of the session have some of this name
+    for step in range(3):
+        steps.dispatch(planned(step))
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.name == "raydist-dispatch"
+    for done in replicas.done:
+        done.set()
+    steps.close()
+    assert not thread.is_alive()
+
+
+def group_of(count: int) -> SentGroup:
+    return SentGroup([planned(step) for step in range(count)], [None, None])
+
+
+def answer(*values: int) -> GroupResult:
+    return GroupResult(tuple(pack_result(value, absent=False) for value in values), seconds=0.3)
+
+
+def test_steps_before_the_one_that_failed_keep_their_results() -> None:
+    group = group_of(4)
+    group.fail(ValueError("mine"), [answer(1, 2), answer(4, 5, 6)])
+    assert [result.leaf(0) for result in group.results_at(1)] == [2, 5]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine"):
+            group.results_at(2)
+    with pytest.raises(CancelledError, match=r"Step 3 was given up, because step 2 failed \(ValueError: mine\)\."):
+        group.results_at(3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_bytes", "size"),
+    [(1e-6, 8, 16), (0.02, 8, 10), (0.045, 8, 4), (0.25, 8, 1), (1e-6, 20_000, 3), (1e-6, 10**9, 1)],
+)
+def test_groups_are_short_in_time_and_small_in_results(seconds: float, num_bytes: int, size: int) -> None:
+    policy = BatchingPolicy()
+    policy.learn(b"f", seconds=seconds, num_bytes=num_bytes)
+    assert policy.group_size([b"f", b"f"]) == size
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(1e-6, 48), (0.1, 8), (0.2, 5), (0.25, 4), (0.4, 3), (60.0, 3)])
+def test_what_waits_for_long_steps_waits_for_few(seconds: float, steps: int) -> None:
+    policy = BatchingPolicy()
+    policy.learn(b"f", seconds=seconds, num_bytes=8)
+    assert policy.window([b"f"]) == steps
+    assert policy.window([b"f", b"new"]) <= max(min(steps, 8), 3)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=2), st.floats(0, 10), st.integers(0, 10**7)), max_size=400))
+def test_a_window_holds_three_groups_and_functions_are_forgotten(known: list[tuple[bytes, float, int]]) -> None:
+    policy = BatchingPolicy()
+    for key, seconds, num_bytes in known:
+        policy.learn(key, seconds=seconds, num_bytes=num_bytes)
+        assert 1 <= policy.group_size([key]) <= 16
+        in_a_second = min(8, math.ceil(1 / max(seconds, 0.01))) if key else 8
+        assert policy.window([key]) >= max(in_a_second, 3, 2 * policy.group_size([key]))
+    keys = [bytes([number % 256, number // 256]) for number in range(1000)]
+    for key in keys:
+        policy.learn(key, seconds=1e-3, num_bytes=8)
+    assert sum(policy.group_size([key]) > 1 for key in keys) == 256
+
+
+@pytest.mark.parametrize("num_values", [1, 100, 1_000, 3_000, 7_000])
+def test_the_answer_of_a_group_of_small_results_comes_with_the_call(num_values: int) -> None:
+    """Ray returns up to 100 KB inline; larger answers go to the object store."""
+    result = pack_result({"loss": torch.tensor(0.5), "row": torch.rand(num_values)}, absent=False, rows=4)
+    policy = BatchingPolicy()
+    policy.learn(b"f", seconds=1e-4, num_bytes=result.num_bytes)
+    answer = GroupResult((result,) * policy.group_size([b"f"]), 0.1)
+    assert len(cloudpickle.dumps(answer)) < 100_000

@@ -1,20 +1,105 @@
-"""The driver's end against actors that answer in this process; on a cluster it is run by `tests/strategies`."""
+"""A group of replicas and its steps, against actors that answer in this process; `tests/strategies` has real ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from raydist.actors.version_check import Software
+from raydist.actors.supervision import root_cause
+from raydist.actors.version_check import Software, installed_software
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.core.errors import FailedPreconditionError
+from raydist.core.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.fork_guard import OwningProcess
+from raydist.mirroring.messages import StepPayload
 from raydist.options import Timeouts
+from raydist.replicas.dispatched_steps import DispatchedSteps
 from raydist.replicas.group import ReplicaGroup
-from raydist.replicas.step import ReplicaSetup
-from tests.replicas.answering_actors import Actors, actors, planned, values
+from raydist.replicas.results import StepOutcome, pack_result
+from raydist.replicas.step import ReplicaSetup, StepHeader
+from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
 
-__all__ = ["actors"]
+
+class Actors:
+    """Two replicas; a step returns its number, but for the one that fails on a replica."""
+
+    names = ("replica 0", "replica 1")
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[int, list[int]]] = []
+        self.calls: list[str] = []
+        self.aborted: list[int] = []
+        self.failing: tuple[int, int] | None = None  # step, rank
+        self.broken = False
+        self.ready = True
+        self.interrupted = False  # while replica 1 is sent something
+        self.remarks: tuple[str, ...] = ()
+        self.software: dict[int, Software] = {}
+
+    def about(self, rank: int) -> Any:
+        return self.software.get(rank, installed_software())
+
+    def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
+        return "started"
+
+    def call(self, rank: int, method: str, *args: Any) -> Any:
+        self.calls.append(method)
+        self.broken = self.broken and method != "join"
+        return method
+
+    def control_all(self, method: str, *args: Any) -> None:
+        self.calls.append(method)
+        self.aborted += args
+
+    def send(self, rank: int, message: StepMessage, objects: Sequence[Any]) -> GroupResult:
+        if self.interrupted and rank == 1:
+            raise KeyboardInterrupt
+        results, error = [], None
+        for header in message.steps():
+            if (header.step, rank) == self.failing or (self.broken and rank == 0):
+                error = error or (CancelledError("refused") if self.broken else ValueError(f"step {header.step}"))
+                self.broken = True
+            if error is None:
+                results.append(pack_result((header.step, rank), absent=False))
+        self.messages.append((rank, [header.step for header in message.steps()]))
+        return GroupResult(tuple(results), 0.001 * len(results), error, () if rank else self.remarks)
+
+    def wait(
+        self, refs: Sequence[Any], names: Sequence[str], *, on_error: Callable[[], None], **limits: Any
+    ) -> list[Any]:
+        errors = [ref.error for ref in refs if isinstance(ref, GroupResult) and ref.error is not None]
+        if errors:
+            on_error()
+            raise root_cause([error for error in errors if isinstance(error, Exception)])
+        return list(refs)
+
+    def done_before_failure(self, refs: Sequence[Any]) -> list[Any]:
+        return list(refs)
+
+    def are_ready(self, refs: Sequence[Any], within_s: float) -> bool:
+        return self.ready
+
+    def discard(self, refs: Sequence[Any]) -> None:
+        self.calls.append("discard")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+@pytest.fixture
+def actors() -> Actors:
+    return Actors()
+
+
+def planned(step: int) -> PlannedStep:
+    return PlannedStep(StepHeader(step, 0, StepPayload(digest=b"step")))
+
+
+def values(outcome: StepOutcome) -> list[Any]:
+    return [result.leaf(0) for result in outcome.results()]
 
 
 @pytest.fixture
@@ -25,11 +110,6 @@ def group(actors: Actors) -> Any:
     group.start()
     yield group
     group.close(gently=False)
-
-
-def learn(group: ReplicaGroup) -> None:
-    """Let the group know that steps are short."""
-    values(group.steps.dispatch(planned(0)))
 
 
 def test_another_version_is_said_before_anything_runs(actors: Actors) -> None:
@@ -57,7 +137,7 @@ def test_an_interrupt_while_steps_are_sent_ends_them_on_the_replicas_that_have_t
 
 
 def test_a_rebuild_tells_of_a_failure_before_it_forgets_it(group: ReplicaGroup, actors: Actors) -> None:
-    learn(group)
+    learn(group.steps)
     actors.ready = False
     actors.failing = (5, 0)
     outcomes = [group.steps.dispatch(planned(step)) for step in range(1, 12)]
@@ -78,3 +158,79 @@ def test_an_abort_names_the_generation_that_it_is_meant_for(group: ReplicaGroup,
     with pytest.raises(ValueError, match="step 1"):
         values(group.steps.dispatch(planned(1)))
     assert actors.aborted == [0, 1]
+
+
+@pytest.fixture
+def steps(actors: Actors) -> Any:
+    found: Any = actors  # takes the place of `ReplicaActors`
+    steps = DispatchedSteps(found, 10.0, OwningProcess("These steps"))
+    yield steps
+    steps.give_up()
+    steps.close()
+
+
+def learn(steps: DispatchedSteps) -> None:
+    """Let it know that steps are short."""
+    values(steps.dispatch(planned(0)))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_remarks_of_replicas_are_warnings_of_the_program(steps: DispatchedSteps, actors: Actors, fails: bool) -> None:
+    actors.remarks = ("mind the gap",)
+    actors.failing = (0, 1) if fails else None
+    with (
+        pytest.warns(UserWarning, match="mind the gap"),
+        pytest.raises(ValueError, match="step 0") if fails else nullcontext(),
+    ):
+        values(steps.dispatch(planned(0)))
+
+
+def test_who_reads_every_result_pays_one_message_a_replica_and_asks_nothing_else(
+    steps: DispatchedSteps, actors: Actors
+) -> None:
+    actors.calls.clear()
+    for step in range(5):
+        assert values(steps.dispatch(planned(step))) == [step, step]
+    assert actors.messages == [(rank, [step]) for step in range(5) for rank in range(2)]
+    assert actors.calls == []
+
+
+def test_who_runs_ahead_sends_groups(steps: DispatchedSteps, actors: Actors) -> None:
+    learn(steps)
+    actors.ready = False
+    outcomes = [steps.dispatch(planned(step)) for step in range(1, 20)]
+    steps.wait()
+    assert [numbers for rank, numbers in actors.messages if rank == 1] == [[0], [1], [2], list(range(3, 19)), [19]]
+    assert [values(outcome) for outcome in outcomes] == [[step, step] for step in range(1, 20)]
+
+
+def test_a_failure_that_nobody_read_is_told_once(steps: DispatchedSteps, actors: Actors) -> None:
+    learn(steps)
+    actors.ready = False
+    actors.failing = (5, 0)
+    outcomes = [steps.dispatch(planned(step)) for step in range(1, 12)]
+    assert values(outcomes[3]) == [4, 4]  # of the same group as the one that fails
+    with pytest.raises(ValueError, match="step 5"):
+        steps.wait()
+    steps.wait()
+
+
+def test_a_value_where_run_returned_none_is_told_though_later_steps_ended_well(
+    steps: DispatchedSteps, actors: Actors
+) -> None:
+    learn(steps)
+    steps.dispatch(replace(planned(1), returns_none=True))
+    steps.dispatch(planned(2))
+    steps.until_now()()
+    with pytest.raises(InvalidArgumentError, match="step 1 returned a value"):
+        steps.wait()
+    steps.wait()
+
+
+def test_a_result_is_a_part_of_what_its_group_returns(steps: DispatchedSteps, actors: Actors) -> None:
+    learn(steps)
+    actors.ready = False
+    outcomes = [steps.dispatch(planned(step)) for step in range(1, 6)]
+    part = outcomes[4].part(1, 1, "('*', '*')")
+    assert (part.place, part.leaf_index) == (2, 1)
+    assert part.ref.leaf(0, part.place) == 5

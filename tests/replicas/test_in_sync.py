@@ -1,3 +1,5 @@
+"""Replicas hold the same values, and agree on what they wrote to buffers."""
+
 from __future__ import annotations
 
 import logging
@@ -9,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from raydist.collectives.differentiable import all_gather
 from raydist.core.errors import CollectiveMismatchError
 from raydist.mirroring.aggregation import set_aggregation
-from raydist.replicas.in_sync import SyncCheck
+from raydist.replicas.in_sync import SyncCheck, WrittenBuffers
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
@@ -169,10 +172,6 @@ def test_to_find_that_all_is_equal_takes_one_all_reduce(monkeypatch: pytest.Monk
     assert carried_for(monkeypatch, model, *model.parameters()) == [["all_reduce"]] * 3
 
 
-def test_where_nothing_is_mirrored_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert carried_for(monkeypatch) == [[]] * 3
-
-
 class Statistics(nn.Module):
     """The mean of the rows that it has seen, as normalizers of observations keep it."""
 
@@ -203,3 +202,50 @@ def test_buffers_of_own_rows_are_a_warning_once(caplog: pytest.LogCaptureFixture
     else:
         (message,) = told
         assert re.match(r"Replicas differ in the buffer Statistics\.mean: .* rd\.set_aggregation what it is\.", message)
+
+
+def agreed(
+    write: Callable[[torch.Tensor, int], Any], how: str, value: Any, present: tuple[bool, ...] = (True, True)
+) -> list[Any]:
+    """What each replica holds after `write(buffer, rank)`."""
+
+    def main(group: LocalGroup) -> Any:
+        buffer = torch.tensor(value)
+        written = WrittenBuffers(lambda: [(buffer, how)], lambda tensor: all_gather(group, tensor, 0))
+        written.begin()
+        write(buffer, group.rank)
+        written.agree(present)
+        return buffer.tolist()
+
+    return run_ranks(len(present), main)
+
+
+# tf.distribute's table of variables that are aggregated on writing: replicas assign 1 and 2, or add them to 10.
+@pytest.mark.parametrize(("how", "assigned", "added"), [("sum", 3.0, 13.0), ("mean", 1.5, 11.5), ("first", 1.0, 11.0)])
+def test_written_in_a_step(how: str, assigned: float, added: float) -> None:
+    assert agreed(lambda buffer, rank: buffer.fill_(rank + 1.0), how, 0.0) == [assigned] * 2
+    assert agreed(lambda buffer, rank: buffer.add_(rank + 1.0), how, 10.0) == [added] * 2
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "first"])
+def test_a_batch_in_which_nobody_writes_changes_nothing(how: str) -> None:
+    held = torch.tensor([0.1, 1e30]).tolist()
+    assert agreed(lambda buffer, rank: None, how, held) == [held] * 2
+
+
+@pytest.mark.parametrize(("how", "expected"), [("sum", 15), ("first", 12)])
+def test_who_has_no_rows_does_not_count(how: str, expected: int) -> None:
+    found = agreed(lambda buffer, rank: buffer.add_(rank + 1), how, 10, present=(False, True, True))
+    assert found == [expected] * 3
+
+
+def test_small_integers_add_up() -> None:
+    def main(group: LocalGroup) -> Any:
+        buffer = torch.tensor(200, dtype=torch.uint8)
+        written = WrittenBuffers(lambda: [(buffer, "sum")], lambda tensor: all_gather(group, tensor, 0))
+        written.begin()
+        buffer.sub_(group.rank)
+        written.agree((True, True, True))
+        return buffer.item()
+
+    assert run_ranks(3, main) == [197, 197, 197]

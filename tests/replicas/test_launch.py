@@ -7,11 +7,14 @@ import pytest
 
 from raydist.cluster.nodes import Cluster, Node
 from raydist.context.devices import parse_devices
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan, launch, plan_one_node, plan_slice, settle, warn_if_crowded
+from raydist.strategies.multi_worker import choose_placement, choose_workers, plan_workers
 from raydist.tpu_slices.shape import SliceShape
 
 NODE = Node("a", "10.0.0.1", {"CPU": 8.0, "GPU": 2.0})
+
 OTHER = Node("b", "10.0.0.2", {"CPU": 4.0})
 
 
@@ -45,11 +48,6 @@ def test_cores_are_those_of_the_node_that_a_replica_got() -> None:
     assert [it.host for it in settled][:2] == ["node 10.0.0.2 (b)", "node 10.0.0.1 (a)"]
     crowd = settle(setups, ["b", "new", "b", "b"], {"b": Node("b", "10.0.0.2", {"CPU": 2.0})})
     assert [(it.num_threads, it.host) for it in crowd[:2]] == [(1, "node 10.0.0.2 (b)"), (2, "")]
-
-
-def test_a_replica_has_a_bundle_of_its_own() -> None:
-    made = plan(3)
-    assert [made.bundle_of(setup) for setup in made.setups] == [0, 1, 2]
 
 
 def test_a_reservation_whose_node_is_lost_meanwhile_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +102,6 @@ def test_crowded_cores_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "9 CPU replicas share the 8 cores" in caplog.text
 
 
-def test_the_best_node_has_gpus_or_is_this_one() -> None:
-    assert Cluster(False, (OTHER, NODE)).best_node() is NODE
-    small = Node("c", "10.0.0.3", {"CPU": 1.0})
-    assert Cluster(False, (small, OTHER)).best_node() is small
-    assert Cluster(False, (Node("d", "10.0.0.4", {}), OTHER)).best_node() is OTHER
-
-
 def test_each_host_of_a_slice_has_a_process_for_all_of_its_chips() -> None:
     shape = SliceShape.of("v4", "2x2x2")
     cluster = Cluster(False, (OTHER, NODE))
@@ -122,3 +113,102 @@ def test_each_host_of_a_slice_has_a_process_for_all_of_its_chips() -> None:
     assert [made.bundle_of(setup) for setup in made.setups[:: made.per_process]] == [0, 1]
     assert (made.num_workers, made.per_process, made.tpu_slice) == (2, 4, shape)
     assert made.store_host == "10.0.0.2"
+
+
+def node(name: str, **resources: float) -> Node:
+    return Node(name, f"10.0.0.{ord(name) - 96}", resources)
+
+
+HEAD = node("h")
+
+SMALL = node("s", CPU=2)
+
+BIG = node("b", CPU=8)
+
+TWO_GPUS = node("t", CPU=8, GPU=2)
+
+FOUR_GPUS = node("f", CPU=8, GPU=4)
+
+
+def chosen(nodes: list[Node], num_workers: int | None = None, devices: Any = None) -> tuple[int, list[str]]:
+    count, found = choose_workers(nodes, num_workers, devices)
+    return count, [str(device) for device in found]
+
+
+def test_a_worker_for_each_node_with_cpus() -> None:
+    assert chosen([HEAD, SMALL, BIG]) == (2, ["CPU:0", "CPU:1"])
+    assert chosen([HEAD, BIG]) == (1, [f"CPU:{index}" for index in range(8)])
+
+
+def test_gpus_are_taken_before_cpus_and_all_of_a_node() -> None:
+    assert chosen([HEAD, BIG, TWO_GPUS, FOUR_GPUS]) == (2, ["GPU:0", "GPU:1"])
+    assert chosen([HEAD, BIG, TWO_GPUS, FOUR_GPUS], 1) == (1, [f"GPU:{index}" for index in range(4)])
+
+
+def test_more_workers_than_nodes_share_their_devices() -> None:
+    assert chosen([FOUR_GPUS], 2) == (2, ["GPU:0", "GPU:1"])
+    assert chosen([SMALL], 5) == (5, ["CPU:0"])
+
+
+def test_what_the_user_says_is_taken() -> None:
+    assert chosen([HEAD, SMALL, BIG], 3, 4) == (3, [f"CPU:{index}" for index in range(4)])
+    assert chosen([BIG, TWO_GPUS, FOUR_GPUS], None, 2) == (2, ["GPU:0", "GPU:1"])
+    assert chosen([BIG, TWO_GPUS, FOUR_GPUS], None, ["cpu:0"]) == (3, ["CPU:0"])
+
+
+def test_what_is_left_open_needs_a_node_with_devices() -> None:
+    with pytest.raises(InvalidArgumentError, match="none of the 1 nodes has any now. Give num_workers"):
+        choose_workers([HEAD], None, None)
+    with pytest.raises(InvalidArgumentError, match=r"take the GPUs .* none of the 2 nodes"):
+        choose_workers([HEAD, BIG], None, "GPU:0")
+    assert choose_workers([HEAD], 2, "GPU:0")[0] == 2  # a cluster that grows brings them
+
+
+def test_a_gpu_that_no_node_has_is_named() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"but GPU:7 was asked for.* more than 4 GPUs: GPU:0 to GPU:3\. Name"
+    ):
+        choose_workers([HEAD, TWO_GPUS, FOUR_GPUS], None, ["GPU:0", "GPU:7"])
+    assert chosen([TWO_GPUS, FOUR_GPUS], 1, ["GPU:2", "GPU:3"]) == (1, ["GPU:2", "GPU:3"])
+    assert chosen([TWO_GPUS], 1, 8) == (1, [f"GPU:{index}" for index in range(8)])  # a larger node may come
+
+
+def test_workers_have_nodes_of_their_own_where_there_are_enough() -> None:
+    assert choose_placement({"CPU": 2}, 2, [HEAD, SMALL, BIG]) == "STRICT_SPREAD"
+    assert choose_placement({"CPU": 4}, 2, [HEAD, SMALL, BIG]) == "SPREAD"
+    assert choose_placement({"CPU": 4}, 3, [HEAD, SMALL, BIG]) == "STRICT_SPREAD"  # new nodes are to come
+    assert choose_placement({"GPU": 0.0}, 2, [HEAD]) == "SPREAD"
+
+
+def plan_of(num_workers: int, devices: int, *nodes: Node, **resources: float) -> LaunchPlan:
+    num_gpus = max(node.num_gpus for node in nodes)
+    return plan_workers(
+        "m",
+        num_workers,
+        parse_devices(devices, gpus_on_node=num_gpus),
+        Cluster(False, nodes),
+        resources=resources or None,
+        timeouts=Timeouts(),
+        communication=CommunicationOptions(implementation="nccl" if num_gpus else "gloo"),
+    )
+
+
+def test_replicas_are_numbered_worker_by_worker_and_reserved_with_their_worker() -> None:
+    made = plan_of(2, 2, HEAD, SMALL, BIG)
+    assert [setup.worker for setup in made.setups] == [0, 0, 1, 1]
+    assert [made.bundle_of(setup) for setup in made.setups] == [0, 0, 1, 1]
+    assert (made.num_workers, made.placement) == (2, "STRICT_SPREAD")
+    assert made.bundles == ({"CPU": 2.0},) * 2
+    assert made.resources == {"CPU": 1.0}
+    assert made.setups[0].backend == "gloo"
+    assert made.setups[2].worker_devices == (
+        "/job:worker/replica:0/task:0/device:CPU:0",
+        "/job:worker/replica:0/task:0/device:CPU:1",
+        "/job:worker/replica:0/task:1/device:CPU:0",
+        "/job:worker/replica:0/task:1/device:CPU:1",
+    )
+
+
+def test_input_begins_on_a_node_that_holds_a_worker() -> None:
+    assert plan_of(1, 4, HEAD, SMALL, BIG).node_id == BIG.node_id
+    assert plan_of(1, 64, HEAD, SMALL, BIG).node_id == HEAD.node_id

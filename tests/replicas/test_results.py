@@ -1,3 +1,5 @@
+"""Results of steps, the values of replicas, and the rows of batches."""
+
 from __future__ import annotations
 
 import pickle
@@ -10,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from raydist.context.strategy_values import gather, local_results, reduce
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.core.nest import LEAF, NOTHING, flatten
-from raydist.core.values import Part
+from raydist.core.values import Part, PerReplica
 from raydist.pickling.torch_objects import PendingTensor
 from raydist.replicas import results
+from raydist.replicas.batch_rows import BatchRows, MergedValue, value_on
 from raydist.replicas.results import ResultLeaf, ReturnedStructures, StepResult, StepValues, pack_result
 
 
@@ -69,13 +73,6 @@ def test_what_cannot_be_pickled_is_named() -> None:
         pack_result({"a": 1, "b": threading.Lock()}, absent=False)
 
 
-def test_absent_results_are_passed_over() -> None:
-    values = values_of(pack_result(torch.tensor(1.0), absent=False), pack_result(torch.tensor(9.0), absent=True))
-    leaf = values.nest()
-    assert [value.item() for value in leaf.values] == [1.0]
-    assert leaf.num_parts == 2
-
-
 def test_results_weigh_by_the_rows_of_the_replicas_that_count() -> None:
     def weights(*results: StepResult) -> Any:
         return values_of(*results).nest().weights
@@ -121,17 +118,6 @@ def test_another_structure_than_expected_is_an_error_when_read() -> None:
     values = values_of(pack_result(1, absent=False), pack_result(1, absent=False))
     with pytest.raises(InvalidArgumentError, match="same structure in every call"):
         values.expected_nest(structure)["loss"].values  # noqa: B018 - reading is what raises
-
-
-def test_a_leaf_names_its_part_before_it_is_there() -> None:
-    _, structure = flatten({"loss": 0, "n": 0})
-    nest = StepValues(Outcome(None)).expected_nest(structure)
-    assert nest["n"].part_on(1) == Part(ref=1, leaf_index=1)
-
-
-def test_a_result_knows_its_size() -> None:
-    assert pack_result((torch.zeros(100), np.zeros(50)), absent=False).num_bytes == 800
-    assert pack_result(1.5, absent=False).num_bytes < 1000
 
 
 def test_the_host_waits_for_tensors_of_a_gpu_once_they_are_to_travel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +168,38 @@ def test_functions_are_not_kept_alive_and_an_address_that_is_used_again_is_anoth
         returned.learn(fn, pack_result(number, absent=False))
     assert len(returned._known) <= 1024
     assert returned.expected(fn) is LEAF
+
+
+def test_replicas_without_rows_are_passed_over() -> None:
+    merged = MergedValue([[1, 2], [3, 4], [1, 2]], [0, 1])
+    assert reduce("SUM", merged, 0, 3) == 10
+    assert reduce("MEAN", merged, 0, 3) == 2.5
+    assert gather(merged, 0).tolist() == [1, 2, 3, 4]
+    assert local_results(merged) == ([1, 2], [3, 4])
+    assert str(merged) == "PerReplica(0: [1, 2], 1: [3, 4])"
+
+
+def test_each_replica_gets_its_own_value_back() -> None:
+    ranks = [0, 2]
+    assert [value_on(MergedValue("abc", ranks), rank, ranks) for rank in range(3)] == ["a", "b", "c"]
+    assert [value_on(PerReplica("ac"), rank, ranks) for rank in range(3)] == ["a", "a", "c"]
+    assert [value_on(PerReplica("abc"), rank, ranks) for rank in range(3)] == ["a", "b", "c"]
+    assert [value_on("all", rank, ranks) for rank in range(3)] == ["all"] * 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "padding", "standing_in", "present"),
+    [
+        ((3, 1), True, (False, False), (True, True)),
+        ((2, 0), True, (False, True), (True, False)),
+        ((2, 0), False, (False, False), (True, True)),
+        # Of a batch without rows there is nothing to work on: all count, as none does.
+        ((0, 0), True, (True, True), (True, True)),
+        (None, True, (False, False), (True, True)),
+    ],
+)
+def test_who_has_no_rows_stands_in_and_does_not_count(
+    rows: tuple[int, ...] | None, padding: bool, standing_in: tuple[bool, ...], present: tuple[bool, ...]
+) -> None:
+    batch = BatchRows.of(rows, 2, padding=padding)
+    assert (batch.padding, batch.present, batch.all_present) == (standing_in, present, all(present))

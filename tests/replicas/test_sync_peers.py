@@ -1,13 +1,20 @@
+"""Replicas that step together: batches, buffers, collectives, and closures of optimizers."""
+
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from raydist.collectives.base import Communicator
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
+from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.values import PerReplica, ReduceOp
@@ -16,10 +23,34 @@ from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.rules import ReplicaVariables, StrategyHooks
 from raydist.replicas.sync_peers import SyncPeers
 from tests.collectives.local_group import LocalGroup
+from tests.collectives.models import pieces
 from tests.collectives.threads import run_ranks
-from tests.replicas.noting_reducer import NotingReducer
+from tests.contracts.exchange_program import Parts, connected
 
 CPU = torch.device("cpu")
+
+
+class NotingReducer:
+    """Notes with which weights steps were opened."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[float, bool]] = []
+
+    def make_global(self, parameters: Any, **how: Any) -> bool:
+        """Nothing to reduce here."""
+        return False
+
+    def attach(self, parameters: Any) -> None:
+        """Nothing to reduce here."""
+
+    def weigh(self, weight: float, op: ReduceOp, *, empty: bool) -> tuple[float, bool]:
+        return weight, empty
+
+    def begin_step(self, weight: tuple[float, bool], adds_up: bool) -> None:
+        self.opened.append(weight)
+
+    def end_step(self) -> None:
+        """Nothing was begun."""
 
 
 class Mirror:
@@ -109,18 +140,6 @@ def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
     assert on_replicas(2, body) == [(False, [(0.0, True)], 0.0), (False, [(1.0, False)], 1.0)]
 
 
-def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> None:
-    """Zero rows weigh nothing under MEAN alone: what was worked out for one run is not the other's."""
-
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
-        for op in (ReduceOp.MEAN, ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.MEAN):
-            with peers.run((2, 0), op, padding=False):
-                pass
-        return [empty for _, empty in reducer.opened]
-
-    assert on_replicas(2, body) == [[False] * 4, [True, True, False, True]]
-
-
 def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_them() -> None:
     def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> list[float]:
         mirror.buffer.zero_()
@@ -156,21 +175,6 @@ def test_merge_call_sees_all_replicas_and_gives_each_its_part() -> None:
         return peers.merge_call(merge, (peers.rank + 1,), {"factor": 10})
 
     assert on_replicas(2, body) == [(10, 3), (20, 3)]
-
-
-def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run((3, 1), ReduceOp.MEAN, padding=True):
-            peers.next_batch((5, 5))  # an argument comes first
-            argument = peers.num_rows_seen
-        with peers.run(None, ReduceOp.MEAN, padding=True):
-            none = peers.num_rows_seen
-        with peers.run(None, ReduceOp.MEAN, padding=True):
-            for rows in [(2, 2), (1, 0)]:
-                peers.next_batch(rows)
-        return argument, none, peers.num_rows_seen
-
-    assert on_replicas(2, body) == [(3, None, 3), (1, None, 2)]
 
 
 class Notes(StrategyHooks):
@@ -250,3 +254,115 @@ def test_only_the_strategys_implementation_can_carry_a_call() -> None:
             context.all_gather(torch.ones(1), options="gloo")  # type: ignore[arg-type]  # the point
 
     on_replicas(2, body)
+
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+X = torch.randn(31, 4, dtype=torch.float64, generator=GENERATOR)
+
+Y = torch.sin(X).sum(1, keepdim=True)
+
+LBFGS = functools.partial(torch.optim.LBFGS, lr=0.5, max_iter=8)
+
+
+class Sharpness(torch.optim.SGD):
+    """Climbs, asks its closure for the gradient there, and steps from where it was."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None
+        ask = torch.enable_grad()(closure)
+        loss = ask()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        climbs = [0.01 * float(torch.as_tensor(loss).detach()) * p.grad.clone() for p in parameters]
+        with torch.no_grad():
+            torch._foreach_add_(parameters, climbs)
+            ask()
+            torch._foreach_sub_(parameters, climbs)
+        super().step()
+        return loss
+
+
+class CallsBackward(torch.optim.SGD):
+    """Calls backward() on what its closure returns."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+            loss.backward()
+        super().step()
+        return loss
+
+
+def loss_by_backward(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any, denominator: Any) -> Any:
+    optimizer.zero_grad()
+    loss = (model(x) - y).square().sum() / denominator
+    loss.backward()
+    return loss
+
+
+def loss_by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any, denominator: Any) -> float:
+    loss = (model(x) - y).square().sum() / denominator
+    for parameter, gradient in zip(
+        model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+    ):
+        parameter.grad = gradient
+    return float(loss.item())
+
+
+def loss_alone(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any, denominator: Any) -> Any:
+    optimizer.zero_grad()
+    return (model(x) - y).square().sum() / denominator
+
+
+CASES = [
+    (LBFGS, loss_by_backward),
+    (functools.partial(LBFGS, line_search_fn="strong_wolfe"), loss_by_backward),
+    (functools.partial(LBFGS, line_search_fn="strong_wolfe"), loss_by_hand),
+    (functools.partial(Sharpness, lr=0.1), loss_by_backward),
+    (functools.partial(Sharpness, lr=0.1), loss_by_hand),
+    (functools.partial(CallsBackward, lr=0.1), loss_alone),
+]
+
+
+def train(parts: Parts, loss: Callable[..., Any], x: torch.Tensor, y: torch.Tensor, denominator: Any) -> Any:
+    (optimizer,) = parts.optimizers
+    return optimizer.step(lambda: loss(parts.model, optimizer, x, y, denominator))
+
+
+@pytest.mark.parametrize(("world_size", "num_rows", "op"), [(2, 31, ReduceOp.MEAN), (3, 4, ReduceOp.SUM)])
+@pytest.mark.parametrize(("make", "loss"), CASES)
+def test_an_optimizer_with_a_closure_does_what_it_does_alone(
+    make: Callable[..., torch.optim.Optimizer],
+    loss: Callable[..., Any],
+    world_size: int,
+    num_rows: int,
+    op: ReduceOp,
+) -> None:
+    """With 4 rows the third of three replicas has none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    x, y = X[:num_rows], Y[:num_rows]
+
+    def parts_of(model: nn.Module) -> Parts:
+        return Parts(model, [make(model.parameters())], torch.amp.GradScaler("cpu", enabled=False))
+
+    def body(group: Communicator) -> nn.Module:
+        parts = parts_of(copy.deepcopy(model))
+        peers = connected(group, parts, 300)
+        cut = pieces(num_rows, world_size)
+        counts = tuple(len(x[piece]) for piece in cut)
+        mine = cut[group.rank] if counts[group.rank] else slice(0, 2)
+        context = ReplicaContext(ReplicaView(("cpu",) * world_size), peers)
+        for _ in range(2):
+            with peers.run(counts, op, padding=True, param_sync_every=1), enter_replica(context):
+                denominator = num_rows if op is ReduceOp.SUM else len(x[mine])
+                train(parts, loss, x[mine], y[mine], denominator)
+        return parts.model
+
+    replicas = run_ranks(world_size, body)
+    alone = parts_of(copy.deepcopy(model))
+    for _ in range(2):
+        train(alone, loss, x, y, num_rows)
+    for replica in replicas:
+        for parameter, expected in zip(replica.parameters(), alone.model.parameters(), strict=True):
+            torch.testing.assert_close(parameter, expected, rtol=1e-8, atol=1e-9)

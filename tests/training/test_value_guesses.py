@@ -24,8 +24,7 @@ from raydist.replicas.sync_peers import SyncPeers
 from raydist.training.steps import guessing, update_alike
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
-from tests.replicas.noting_reducer import NotingReducer
-from tests.replicas.test_sync_peers import Mirror
+from tests.replicas.test_sync_peers import Mirror, NotingReducer
 
 
 def on_pieces(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,9 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import raydist as rd
-from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
+from raydist.parameter_servers.consistency import SyncWithBackups
 from raydist.parameter_servers.slices import FixedShardsPartitioner
-from raydist.replicas.ps.variables import PsVariables
 from tests.replicas.ps.ps_workers import servers
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -78,27 +76,6 @@ def test_one_worker_trains_as_a_bare_loop_does(kind: str, count: int) -> None:
             assert all(torch.allclose(mine[place][name], theirs[place][name]) for place in theirs)
 
 
-def test_a_worker_sees_its_own_push_and_later_those_of_others() -> None:
-    with servers(2) as made:
-        one, two = made.worker(make), made.worker(make)
-        assert close(values(one.objects[0]), values(two.objects[0]))
-        one.run(lambda *objects: train(*objects, number=0))
-        assert not close(values(one.objects[0]), values(two.objects[0]))
-        two.run(lambda *objects: None, seen=one.rules.told())
-        assert close(values(one.objects[0]), values(two.objects[0]))
-
-
-def test_nothing_is_asked_where_nothing_newer_is_known() -> None:
-    with servers() as made:
-        one, two = made.worker(make), made.worker(make)
-        seen = one.rules.told()
-        two.run(lambda *objects: None, seen=seen)
-        one.run(lambda *objects: train(*objects, number=0))
-        before = values(two.objects[0])
-        two.run(lambda *objects: None, seen=seen)
-        assert close(values(two.objects[0]), before)
-
-
 def test_without_prefetch_every_closure_pulls() -> None:
     with servers() as made:
         one, two = made.worker(make), made.worker(make, prefetch_pulls=False)
@@ -136,18 +113,6 @@ def test_what_is_written_by_hand_is_everybodys() -> None:
 def with_norm() -> Sequence[Any]:
     model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3)).double()
     return [model, torch.optim.SGD(model.parameters(), lr=0.1)]
-
-
-def test_counters_add_up_and_statistics_are_the_last_ones() -> None:
-    with servers(2) as made:
-        one, two = made.worker(with_norm), made.worker(with_norm)
-        for number in range(3):
-            one.run(lambda *objects, number=number: train(*objects, number=number))
-        for number in range(2):
-            two.run(lambda *objects, number=number: train(*objects, number=number))
-        one.run(lambda *objects: None, seen=two.rules.told())
-        assert one.objects[0][1].num_batches_tracked == 5
-        assert torch.equal(one.objects[0][1].running_mean, two.objects[0][1].running_mean)
 
 
 def test_who_adds_to_a_counter_does_not_take_what_it_holds_for_what_it_is() -> None:
@@ -257,17 +222,6 @@ def test_what_is_remembered_of_a_parameter_that_left_its_group_is_told() -> None
         assert two.objects[1].state[left]["momentum_buffer"].abs().sum() > 0
 
 
-def test_hooks_around_steps_run_and_may_hide_gradients() -> None:
-    called: list[str] = []
-    with servers() as made:
-        worker = made.worker(make)
-        model, optimizer = worker.objects
-        optimizer.register_step_pre_hook(lambda *_: called.append("before"))
-        optimizer.register_step_post_hook(lambda *_: called.append("after"))
-        worker.run(lambda *objects: train(*objects, number=0))
-        assert called == ["before", "after"]
-
-
 def test_an_optimizer_with_a_closure_is_refused() -> None:
     with servers() as made:
         worker = made.worker(make)
@@ -354,17 +308,6 @@ def test_a_look_that_fails_leaves_nothing_behind() -> None:
         assert close(values(worker.objects[0]), values(make()[0]))
 
 
-def test_an_error_is_the_closures_own_where_what_it_wrote_cannot_be_told() -> None:
-    def fail(model: Any, optimizer: Any) -> None:
-        model[0].weight.data = torch.zeros(2, dtype=torch.float64)
-        raise KeyError("bad")
-
-    with servers() as made:
-        worker = made.worker(make)
-        with pytest.raises(KeyError):
-            worker.run(fail)
-
-
 def test_what_the_driver_writes_goes_to_the_servers() -> None:
     with servers(2) as made:
         one, two = made.worker(lambda: make("momentum")), made.worker(lambda: make("momentum"))
@@ -408,8 +351,6 @@ def test_variables_that_come_and_go() -> None:
 
 
 # --- embedding tables -------------------------------------------------------------------------------------------------
-
-
 def with_table() -> Sequence[Any]:
     torch.manual_seed(4)
     table = rd.ShardedEmbedding(1_000, 3, seed=5, dtype=torch.float64)
@@ -455,35 +396,7 @@ def test_rows_that_the_driver_had_go_to_the_servers() -> None:
         assert worker.run(lambda *objects: look_up(*objects)) == pytest.approx(look_up(*bare), rel=1e-9)
 
 
-def test_an_optimizer_that_cannot_step_on_rows_is_refused_before_it_steps() -> None:
-    def damped() -> Sequence[Any]:
-        model, _ = with_table()
-        return [model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)]
-
-    with servers() as made, pytest.raises(rd.InvalidArgumentError, match="must be able to step on some of its rows"):
-        made.worker(damped)
-
-
-def test_a_gradient_of_rows_that_was_replaced_is_told() -> None:
-    def step(model: Any, optimizer: Any) -> None:
-        model[0].weight.grad = torch.zeros(0, 3, dtype=torch.float64)
-        optimizer.step()
-
-    with servers() as made:
-        worker = made.worker(with_table)
-        with pytest.raises(rd.InvalidArgumentError, match="Change it in place"):
-            worker.run(step)
-
-
-def test_rules_travel_before_they_have_done_anything() -> None:
-    rules = PsVariables(3, (), generation=2, consistency=BoundedStaleness(1), prefetch_pulls=False, timeout_s=5)
-    again = pickle.loads(pickle.dumps(rules))
-    assert again._made_of == rules._made_of
-
-
 # --- consistency ------------------------------------------------------------------------------------------------------
-
-
 def in_threads(*bodies: Callable[[], Any]) -> None:
     failed: list[BaseException] = []
 

@@ -10,8 +10,16 @@ import pytest
 import torch
 
 import raydist as rd
+from raydist.core.values import PerReplica
 from raydist.mirroring.messages import StepPayload
-from raydist.replicas.ps.work_message import ClosureLabel, LogEntry, PlannedWork, WorkResult, address_work
+from raydist.replicas.ps.work_message import (
+    ClosureLabel,
+    LogEntry,
+    PlannedWork,
+    WorkMessage,
+    WorkResult,
+    address_work,
+)
 from raydist.replicas.ps.worker_runner import WorkerRules, WorkerRunner
 from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader
@@ -106,23 +114,6 @@ def test_an_iterator_that_ends_in_a_closure_is_an_error_of_its_own() -> None:
         raise answer.results[0].error.restore()
 
 
-def test_values_are_made_when_they_are_reached_and_dropped_when_told() -> None:
-    runner, _ = worker()
-    made: list[int] = []
-
-    def make(context: rd.InputContext, drawn: int, generation: int) -> list[int]:
-        made.append(context.input_pipeline_id)
-        return made
-
-    runner._runner.mirrored.injected.add("mine", lambda: make(rd.InputContext(2, 1, 1), 0, 0))
-    assert made == []
-    assert runner._runner.mirrored.injected.value("mine") is runner._runner.mirrored.injected.value("mine")
-    assert made == [1]
-    runner.follow([LogEntry(dropped=("mine",)).packed()])
-    with pytest.raises(KeyError):
-        runner._runner.mirrored.injected.value("mine")
-
-
 def test_settling_gives_what_is_new_and_then_carries_out_the_plan() -> None:
     runner, notes = worker()
     assert runner.settle([], LogEntry(StepPayload()).packed()) == []
@@ -130,7 +121,21 @@ def test_settling_gives_what_is_new_and_then_carries_out_the_plan() -> None:
     assert notes.calls == [("place", "plan"), ("follow", "plan")]
 
 
-def test_a_worker_needs_rules_of_its_own_kind() -> None:
-    setup = ReplicaSetup("here", 0, 1, "cpu", ("CPU:0",), 1, 10.0, 1 << 20)
-    with pytest.raises(rd.FailedPreconditionError, match="needs WorkerRules, got StrategyHooks"):
-        WorkerRunner(setup)
+def planned(number: int, *parts: PerReplica) -> PlannedWork:
+    return PlannedWork(number, pickle.dumps(StepHeader(number, 0, StepPayload(arguments=b"args"))), parts, seen=(7,))
+
+
+def test_a_message_says_of_each_closure_what_it_is_and_what_comes_before_it() -> None:
+    entry = LogEntry(StepPayload(writes=b"lr"), plan=["slices"]).packed()
+    works = [(planned(4, PerReplica([torch.ones(2)])), [entry]), (planned(5), [])]
+    message, refs = address_work(works, SentObjects(), finished_below=3, used={"iterator": 2})
+    there: WorkMessage = pickle.loads(pickle.dumps(message))
+    assert refs == []
+    first, second = there.items
+    assert (first.label.number, first.label.finished_below, first.label.seen) == (4, 3, (7,))
+    assert LogEntry.unpacked(first.entries[0]).plan == ["slices"]
+    assert second.entries == ()
+    header = first.step(generation=9)
+    assert (header.step, header.generation, header.payload.arguments) == (4, 9, b"args")
+    assert torch.equal(header.sources[0].value, torch.ones(2))
+    assert there.used == {"iterator": 2}

@@ -1,0 +1,151 @@
+"""Devices of replicas: copies to them in two steps, seeds and settings. Fakes replace the streams of a GPU."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.core.values import Leaves
+from raydist.mirroring.messages import StepPayload
+from raydist.replicas.device_copies import Accelerator, Copying, DeviceCopies, PartsAhead
+from raydist.replicas.step import PartSource, StepHeader
+from raydist.utils.torch_modes import TorchModes, TorchSettings
+from tests.xla_world import IS_REAL, chips_here
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+class Recorded:
+    """Stands for `CudaStreams`: notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def copy(self, value: torch.Tensor) -> Copying:
+        self.calls.append("copy")
+        return Copying(value.to(META), event="there")
+
+    def join(self, copying: Copying) -> torch.Tensor:
+        self.calls.append(f"join {copying.event}")
+        return copying.tensor
+
+
+def test_a_copy_begins_early_and_is_joined_where_it_is_used() -> None:
+    streams: Any = Recorded()
+    copies = DeviceCopies(META, streams)
+    begun = copies.begin(torch.ones(2))
+    assert streams.calls == ["copy"]
+    assert copies.finish(begun).device == META
+    assert copies.finish(begun) is copies.finish(begun)
+    assert streams.calls == ["copy", *["join there"] * 3]
+    assert copies.overlap
+
+
+def test_what_needs_no_copy_is_handed_through() -> None:
+    streams: Any = Recorded()
+    copies = DeviceCopies(META, streams)
+    here = torch.ones(2, device=META)
+    for value in (here, "text", 3):
+        assert copies.finish(copies.begin(value)) is value
+    assert streams.calls == []
+
+
+def test_a_device_without_streams() -> None:
+    copies = DeviceCopies.to(CPU)
+    value = torch.ones(2)
+    assert copies.finish(copies.begin(value)) is value
+    assert not copies.overlap
+    assert DeviceCopies(META).begin(value).device == META
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    copies = DeviceCopies.to(torch.device("cuda:0"))
+    values = [torch.full((1 << 20,), float(number)) for number in range(8)]
+    begun = [copies.begin(value) for value in values]
+    assert [float(copies.finish(each).sum()) for each in begun] == [float(value.sum()) for value in values]
+
+
+META = torch.device("meta")
+
+
+def header(step: int) -> StepHeader:
+    return StepHeader(step, 0, StepPayload(), sources=(PartSource(None, value=torch.ones(step + 1)),))
+
+
+def ahead() -> tuple[PartsAhead, Recorded]:
+    streams: Any = Recorded()
+    return PartsAhead(DeviceCopies(META, streams)), streams
+
+
+def test_a_part_that_is_on_its_way_is_not_sent_again() -> None:
+    parts, streams = ahead()
+    parts.begin(header(1), [])
+    (found,) = parts.begun(header(1), [])
+    assert isinstance(found, Copying)
+    assert (found.tensor.shape, streams.calls.count("copy")) == ((2,), 1)
+    parts.begun(header(1), [])
+    assert streams.calls.count("copy") == 2, "it was taken: who runs the step again begins again"
+
+
+def test_parts_of_another_step_are_dropped() -> None:
+    parts, streams = ahead()
+    parts.begin(header(1), [])
+    (found,) = parts.begun(header(4), [])
+    assert isinstance(found, Copying)
+    assert (found.tensor.shape, streams.calls.count("copy")) == ((5,), 2)
+
+
+def test_what_goes_wrong_ahead_goes_wrong_in_the_step() -> None:
+    parts, _ = ahead()
+    missing = StepHeader(1, 0, StepPayload(), sources=(PartSource(0, 0),))
+    nothing: list[Leaves] = []
+    parts.begin(missing, nothing)
+    try:
+        parts.begun(missing, nothing)
+    except IndexError:
+        return
+    raise AssertionError("there is no such object")
+
+
+def test_a_cpu_needs_nothing_but_a_seed() -> None:
+    cpu = Accelerator("cpu")
+    assert cpu.device == torch.device("cpu")
+    cpu.enter()
+    cpu.seed(2**63 + 5)
+    first = torch.rand(3)
+    cpu.leave()
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), first)
+
+
+@pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
+def test_chips_of_one_process_take_turns_with_its_settings() -> None:
+    double = TorchModes(settings=TorchSettings(torch.float64))
+    with chips_here(2):
+        first, second = Accelerator("xla:0"), Accelerator("xla:1")
+        with first.working(double, 1.0), second.working(double, 1.0):
+            assert torch.ones(1).dtype is torch.float64
+            with pytest.raises(DeadlineExceededError), first.working(None, 0.01):
+                pass
+        with first.working(None, 0.01):
+            assert torch.ones(1).dtype is torch.float32
+
+
+@pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
+def test_a_chip_is_torch_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch_xla", None)
+        with pytest.raises(FailedPreconditionError, match="need torch_xla"):
+            Accelerator("xla:0")
+    with chips_here(2):
+        chip = Accelerator("xla:1")
+        chip.enter()
+        chip.seed(3)
+        assert torch.equal(torch.ones(2, device=chip.device) * 2, torch.full((2,), 2.0))
+        chip.leave()
