@@ -35,8 +35,7 @@ from raydist.parameter_servers.connection import (
     server_is_gone,
     server_is_late,
 )
-from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, Statistics
-from raydist.parameter_servers.requests import ServerStats
+from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, ServerStats, Statistics
 
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 # Arguments and results of up to 100 KB travel with a call; larger ones go through the object store, which takes 2 ms of

@@ -44,10 +44,8 @@ class PsSaver:
     """A `ShardSaver` of a strategy whose variables lie on servers.
 
     Args:
-        mirror: The driver's objects.
         schedule: Runs a function of `PsSaves` on a worker while nothing else runs; takes that function, the
             save's token and the function's other arguments.
-        nodes: Returns the ids of the nodes of servers and workers.
     """
 
     def __init__(
@@ -123,13 +121,9 @@ class PsRestorer:
     Options of optimizers (learning rates) are the driver's; they reach the workers like its other changes.
 
     Args:
-        mirror: The driver's objects.
         run_alone: Runs a function of `PsRestores` on a worker once all scheduled closures have ended; takes that
             function and its other arguments. Blocks, and returns the function's result.
-        join: Waits until all scheduled closures have ended.
-        servers: Returns the started servers.
         note_seen: Makes closures scheduled later see these versions of the servers' values.
-        limit_s: Time limit for all servers to read.
     """
 
     def __init__(

@@ -275,11 +275,7 @@ def closure_header(
     """Return the pickle of a closure's `StepHeader`.
 
     Args:
-        payload: The driver's changes and the arguments that the closure needs.
         options: Run options; `on_nonfinite` is used.
-        gradient_reduce_op: How gradients of replicas are combined.
-        summaries: Where the closure's summaries are written; None: nowhere.
-        number: Number of the closure.
         looks_only: The closure changes no variable.
     """
     header = StepHeader(

@@ -41,10 +41,6 @@ class Coordinator:
     """The scheduler of closures. The constructor starts nothing.
 
     Args:
-        workers: The connection to the workers.
-        servers: The parameter servers, where the variables live.
-        num_workers: Number of workers.
-        timeouts: The limit of every wait.
         max_clocks: Of `rd.BoundedStaleness`; None: workers do not wait for each other. See `ClosureQueue`.
     """
 
@@ -101,14 +97,10 @@ class Coordinator:
         """Run a closure on the next free worker. Blocks while too many closures wait.
 
         Args:
-            payload: The driver's changes and the arguments that the closure needs.
             make_header: Returns the pickle of the closure's `StepHeader`, given the closure's number.
             key: Identifies the function.
             alone: See `Closure.alone`.
             boundary: See `Closure.boundary`.
-
-        Raises:
-            Exception: The error of an earlier closure that the program has not been told of.
         """
         self._process.require("used")
         self.raise_error()
@@ -198,11 +190,7 @@ class Coordinator:
             self._condition.wait_until(lambda: not self._queue.num_open or is_to_leave(), done, timeout_s)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Block until all closures have ended, and apply incomplete synchronous steps. Raises the first closure error.
-
-        Raises:
-            DeadlineExceededError: Closures have not ended in time; None: none has ended for `Timeouts.step_s`.
-        """
+        """Block until all closures have ended; apply incomplete synchronous steps. Raises the first closure error."""
         self._process.require("used")
         with self._changed:
             self._condition.wait_until(lambda: not self._queue.num_open, "the closures that were scheduled", timeout_s)
@@ -313,7 +301,6 @@ class WorkersLink:
     between two runs does not block.
 
     Args:
-        num_workers: Returns the number of workers.
         coordinator: Returns the coordinator. Called only by the methods below.
         note_steps_elsewhere: Called when an optimizer may have stepped and no worker is asked.
     """

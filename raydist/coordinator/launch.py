@@ -36,7 +36,6 @@ class PsRequest:
 
     Attributes:
         num_workers: Number of workers.
-        num_ps: Number of servers.
         worker_resources: Ray resources of one worker.
         server_resources: Ray resources of one server.
         worker_hosts: The host of each worker.
@@ -59,11 +58,7 @@ class PsRequest:
                 )
 
     def with_resolver(self, resolver: ClusterResolver) -> PsRequest:
-        """Return this request completed by a cluster resolver (or TF_CONFIG, by a resolver that reads it).
-
-        Raises:
-            InvalidArgumentError: The resolver contradicts this request, names other jobs, or names no worker or server.
-        """
+        """Return this request completed by a cluster resolver (or TF_CONFIG, by a resolver that reads it)."""
         spec = resolver.cluster_spec()
         if not spec:
             return self
@@ -112,7 +107,6 @@ class PsPlan:
         setups: One for each worker; each worker is a process group of its own.
         worker_resources: Ray resources of each worker.
         server_resources: Ray resources of each server.
-        num_ps: Number of servers.
         bundles: Bundles to reserve: those of the servers, then those of the workers.
     """
 
@@ -135,10 +129,6 @@ def plan_ps(
     """Plan the processes for a request, on the cluster as it is now.
 
     Args:
-        name: The strategy's unique name.
-        request: The user's request.
-        cluster: The nodes and their resources.
-        timeouts: The limit of every wait.
         worker_addresses: The node of each worker; empty: any.
         server_addresses: The node of each server; empty: any.
     """
@@ -219,15 +209,7 @@ class Launched:
         prefetch_pulls: bool,
         server_memory: int | None,
     ) -> None:
-        """Wait for the servers (limit: `Timeouts.start_s`), and start the workers without waiting for them.
-
-        Args:
-            timeouts: The limit of every wait.
-            consistency: See `PsServers`.
-            partitioner: See `PsServers`.
-            prefetch_pulls: See `PsServers`.
-            server_memory: Bytes that a server may hold; None: no limit.
-        """
+        """Wait for the servers (limit: `Timeouts.start_s`), and start the workers without waiting for them."""
         limit_s = timeouts.collective_s
         terms = (len(self._servers.names), consistency, server_memory)
         self._servers.start(make_server, *terms, within_s=timeouts.start_s)

@@ -140,10 +140,8 @@ class PerWorkerInput:
     """Per-worker values and datasets of one strategy.
 
     Args:
-        num_workers: Returns the number of workers.
         coordinator: Returns the coordinator; starts the workers if there are none.
         host: Returns the host of input pipelines.
-        timeouts: The limit of every wait.
     """
 
     def __init__(

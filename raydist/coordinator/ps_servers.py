@@ -20,9 +20,9 @@ from raydist.parameter_servers.requests import (
     ReadReport,
     SaveReport,
     Sender,
+    ServerStats,
     Statistics,
 )
-from raydist.parameter_servers.requests import ServerStats
 from raydist.parameter_servers.slices import PsSlice, VariablePartitioner, VariableSpec, plan_slices
 from raydist.replicas.ps.variables import PsVariables
 from raydist.replicas.step import ReplicaSetup
@@ -35,12 +35,7 @@ class PsServers:
     """A `ServerSide` of started server actors. Threads may share it.
 
     Args:
-        setups: Setups of the workers, in order.
-        servers: The server actors.
-        consistency: How far workers may be apart.
         partitioner: Splits variables; None: every variable stays whole.
-        prefetch_pulls: See `PsVariables`.
-        timeout_s: Time limit for an answer of a server.
     """
 
     def __init__(

@@ -38,12 +38,8 @@ class ClosureCondition:
         """Block until `holds()` is true; the caller holds the lock.
 
         Args:
-            holds: Returns True once the wait is over.
             what: Describes in the error what the caller waits for.
             timeout_s: Time limit; None: until no closure has ended for `Timeouts.step_s`.
-
-        Raises:
-            DeadlineExceededError: `holds()` stayed false for the time limit.
         """
         limit_s, named = (self._timeouts.step_s, "Timeouts.step_s") if timeout_s is None else (timeout_s, "timeout")
         end, progress = time.monotonic() + limit_s, self._scheduler.num_ended
@@ -64,11 +60,7 @@ class ClosureCondition:
         )
 
     def require_open(self) -> None:
-        """Raise if the strategy was closed.
-
-        Raises:
-            FailedPreconditionError: The strategy was closed.
-        """
+        """Raise if the strategy was closed."""
         if self.is_closed:
             raise FailedPreconditionError(
                 "The strategy must be open to schedule closures, it was closed. Create a new strategy."

@@ -252,7 +252,6 @@ class WorkerRecord:
     """The state of one worker.
 
     Attributes:
-        number: Number of the worker.
         generation: Number of earlier starts.
         state: State of the process; only a READY worker gets closures.
         compared: True once the worker has reported its versions, now or in an earlier generation.
@@ -309,7 +308,6 @@ class PayloadLog:
         """Append an entry.
 
         Args:
-            entry: The packed entry.
             what: All settings that the entry changes, if a later entry with the same settings replaces it entirely.
         """
         self._entries[self._end] = entry

@@ -63,11 +63,7 @@ class ServerClient:
         self._timeout_s = timeout_s
 
     def exchange(self, asks: Mapping[int, Ask]) -> Answers:
-        """Send requests to servers, by number; wait for all, copy values to their targets, and return the answers.
-
-        Raises:
-            Exception: The error of the first server that failed, after all others have answered; no target has changed.
-        """
+        """Send requests to servers, by number; wait for all, copy values to their targets, and return the answers."""
         asked = {
             server: self._connections[server].ask(ask.request, ask.tensors, ask.answer_bytes or _num_bytes(ask.into))
             for server, ask in asks.items()
@@ -118,10 +114,6 @@ class ServerClient:
 
         Args:
             wanted: By server, the targets of slices. The call waits for all servers.
-            at_least: The step; a later one will do.
-
-        Raises:
-            DeadlineExceededError: The servers never were at the same step.
         """
         answers: Answers = {}
         waiting = list(range(self.num_servers))
@@ -150,7 +142,6 @@ class PsRows:
     """The access to rows on servers (a `RowAccess`), for one thread.
 
     Args:
-        client: The connection to the servers.
         handle_of: Returns the handle of a parameter that stands for a table; None if the servers do not have the table.
     """
 
@@ -223,10 +214,6 @@ class HeldSlices:
     """A worker's knowledge of the servers' slices, for the worker's thread.
 
     Args:
-        client: The connection to the servers.
-        table: All slices.
-        get: Returns the worker's object with a handle; None if it is gone.
-        handle_of: Returns the handle of an object.
         read_states: Reads the servers' states of optimizers into this worker's.
     """
 

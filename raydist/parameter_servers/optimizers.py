@@ -26,7 +26,6 @@ def bare_optimizer(
     """Return an optimizer with empty state, made as torch makes one from a pickle.
 
     Args:
-        kind: Class of the optimizer.
         groups: Options and tensors of each of its `param_groups`; tensors need not require gradients.
     """
     param_groups = [{"params": list(tensors), **server_options(options)} for options, tensors in groups]
@@ -123,11 +122,7 @@ _Kind = type[torch.optim.Optimizer]
 
 
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Check that parameter servers can apply an optimizer. Takes some milliseconds.
-
-    Raises:
-        InvalidArgumentError: The optimizer is not elementwise, or needs more than gradients; with the reason.
-    """
+    """Check that parameter servers can apply an optimizer. Takes some milliseconds."""
     kind = type(optimizer)
     for group in optimizer.param_groups:
         reason = why_not_elementwise(kind, group)

@@ -68,7 +68,6 @@ class DropObjects(ServerRequest):
     """Drop objects that the program has dropped and that nobody asks for any more. Unknown objects are ignored.
 
     Attributes:
-        slices: Numbers of the slices.
         handles: Handles of the optimizers and tables.
     """
 
@@ -82,7 +81,6 @@ class Pull(ServerRequest):
     """Read present values, never half of one update and half of another; tensors of the answer: in this order.
 
     Attributes:
-        slices: Numbers of the slices.
         sender: The reading worker, so that its death ends the wait for `at_least_step`; None for the driver.
         unless: A version: if the server still has this version, the answer has no tensors.
         at_least_step: Under SyncWithBackups: wait until this step was applied.
@@ -100,9 +98,6 @@ class Push(ServerRequest):
     """Apply gradients by an optimizer; tensors: for each slice one ("dense") or two ("rows": int64 rows, values).
 
     Attributes:
-        sender: The pushing worker.
-        key: Key of the change.
-        optimizer: Handle of the optimizer.
         slices: Numbers of the slices that have a gradient.
         forms: Form of each gradient.
         tables: Handles of embedding tables; their rows and values are the last tensors, two for each table.
@@ -132,9 +127,6 @@ class Assign(ServerRequest):
     """Write values that a step, or the driver, gave variables by hand; tensors: one for each slice.
 
     Attributes:
-        sender: The writing worker.
-        key: Key of the change.
-        slices: Numbers of the slices.
         adds: For each tensor, True to add it to the value (counters), False to replace the value.
     """
 
@@ -170,7 +162,6 @@ class ServerStats:
     """Counts of one parameter server since it started.
 
     Attributes:
-        server: Number of the server.
         pulls: Reads answered with tensors.
         pushes: Applied changes: gradients, and values written by hand.
         repeated: Changes that the server knew already, and did not apply again.
@@ -359,7 +350,6 @@ class SetOptimizerState(ServerRequest):
     """Replace an optimizer's state.
 
     Attributes:
-        optimizer: Handle of the optimizer.
         states: States by slice number, tensors included.
     """
 
@@ -373,8 +363,6 @@ class WriteStates(ServerRequest):
     """Write the optimizer states that a step has changed by hand.
 
     Attributes:
-        sender: The writing worker.
-        key: Key of the change.
         states: By optimizer and slice number, the slice's new state; other slices keep their states.
     """
 

@@ -22,15 +22,7 @@ from raydist.parameter_servers.row_index import GrowingRows
 
 @final
 class RowAdam(torch.optim.Optimizer):
-    """The steps of `torch.optim.SparseAdam`, with the same options and the same state.
-
-    Args:
-        params: As for any optimizer.
-        lr: Learning rate; this and the following are SparseAdam's.
-        betas: Decay rates of both averages.
-        eps: Added to the root.
-        maximize: Step the other way.
-    """
+    """The steps of `torch.optim.SparseAdam`, with the same options and the same state."""
 
     def __init__(
         self,
@@ -91,11 +83,7 @@ class RowMemory:
 
     @staticmethod
     def of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtype: torch.dtype) -> RowMemory:
-        """Find the layout by a trial on two rows.
-
-        Raises:
-            InvalidArgumentError: The step on some rows depends on the other rows.
-        """
+        """Find the layout by a trial on two rows."""
         causes: list[Exception] = []
         for sparse in (False, True):  # some optimizers refuse dense gradients, each with its own error
             try:
@@ -230,11 +218,7 @@ class LazyUpdate:
         return sum(held.num_bytes for held in self._rows.values())
 
     def prepare(self, kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Return an optimizer of this kind with these options, made at the first call.
-
-        Raises:
-            InvalidArgumentError: The optimizer cannot step on some rows of a table.
-        """
+        """Return an optimizer of this kind with these options, made at the first call."""
         if self._optimizer is None or options != self._options:
             if self._optimizer is None or _form(options) != _form(self._options):
                 self._memory = RowMemory.of(kind_for_rows(kind), options, self._values.values.dtype)

@@ -61,13 +61,7 @@ def own_rows(state: Mapping[str, Any], spec: EmbeddingTableSpec, server: int, nu
     """Find a server's part of a state.
 
     Args:
-        state: See `OwnRows`.
-        spec: Description of the table.
-        server: Number of the server.
         num_servers: Number of servers that have rows of the table now.
-
-    Raises:
-        InvalidArgumentError: The state is of another table.
 
     >>> state = {"rows": torch.tensor([5, 1, 3]), "values": torch.zeros(3, 4), "optimizers": {}}
     >>> own_rows(state, EmbeddingTableSpec(8, 4), 0, 2).numbers.tolist()
@@ -113,8 +107,6 @@ class RowTable:
     """The rows of a table that one server has. A row exists, and takes memory, once it was touched.
 
     Args:
-        spec: Description of the table.
-        server: Number of the server.
         num_servers: Number of servers that have rows of the table; see `EmbeddingTableSpec.servers_of`.
     """
 
@@ -156,12 +148,8 @@ class RowTable:
 
         Args:
             rows: int64 numbers of rows of this server; gradients of a repeated row are added up.
-            gradients: Gradients of the rows.
             optimizer_kind: The optimizer's class; its state stays with the rows.
             options: Options of the optimizer's group: everything but `params`.
-
-        Raises:
-            InvalidArgumentError: The optimizer cannot step on some rows alone.
         """
         rows, gradients = _added_up(rows, gradients.to(self.spec.dtype))
         update = self._update(optimizer_name(optimizer_kind))
@@ -205,10 +193,6 @@ class RowTable:
 
         Args:
             states: Results of `state` on every server, of any number of servers. Columns may be `RowColumn`s.
-
-        Raises:
-            InvalidArgumentError: The states are of another table, and nothing is changed; or a row is repeated, or
-                optimizer states are incomplete: then this table is unusable.
         """
         found = [own_rows(state, self.spec, self._server, self._num_servers) for state in states]
         self._clear()

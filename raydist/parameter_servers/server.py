@@ -50,14 +50,7 @@ class ParameterServer:
 
     Args:
         number: Number of the server. Server 0 decides the synchronous steps of all servers.
-        num_servers: Number of servers.
-        consistency: How far workers may be apart.
         memory: Bytes that the server may hold; None: as many as the machine has.
-        saver: Writes the server's part of checkpoints.
-        restorer: Reads the server's part of checkpoints.
-
-    Raises:
-        InvalidArgumentError: `consistency` is no consistency model.
     """
 
     def __init__(
@@ -82,15 +75,11 @@ class ParameterServer:
         """Handle a request.
 
         Args:
-            request: The request.
             tensors: Tensors of the request; the server keeps none of them after this returns.
 
         Returns:
             The answer and its tensors, which may be the server's own values: copy them before the next request. Or
             `DelayedAnswer`: `due` returns the answer later.
-
-        Raises:
-            InvalidArgumentError: The request is invalid; nothing was changed.
         """
         match request:
             case Push():
@@ -108,7 +97,8 @@ class ParameterServer:
             case Statistics():
                 return replace(self._answer(), value=self.stats), []
             case _:
-                return replace(self._answer(), value=self._state.manage(request, tensors)), []
+                value = self._state.manage(request, tensors)  # first, because it may change the version
+                return replace(self._answer(), value=value), []
 
     def due(self) -> list[tuple[DelayedAnswer, Answered | Exception]]:
         """Return the delayed answers that are ready, each once: call it after every request.

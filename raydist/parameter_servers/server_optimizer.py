@@ -56,11 +56,7 @@ class ServerGradients:
 
 
 def read_gradients(push: Push, tensors: Sequence[torch.Tensor], values: PsSlices) -> ServerGradients:
-    """Return the gradients of a push, without copies.
-
-    Raises:
-        InvalidArgumentError: The gradients do not fit the slices.
-    """
+    """Return the gradients of a push, without copies."""
     wanted = sum(1 if form == "dense" else 2 for form in push.forms) + 2 * len(push.tables)
     if len(push.forms) != len(push.slices) or len(tensors) != wanted:
         raise InvalidArgumentError(
@@ -104,14 +100,7 @@ def _rows(left: Iterator[torch.Tensor], known: PsSlice) -> PushedRows:
 class ServerOptimizer:
     """One optimizer. Its state lies on the server, too.
 
-    Args:
-        kind: Class of the optimizer.
-        groups: See `AddOptimizer`.
-        values: All slices of the server.
-        tables: All embedding tables of the server, by handle.
-
     Attributes:
-        kind: Class of the optimizer.
         slices: Numbers of the slices in its groups.
         known: Numbers of these slices, and of slices that were in a group before or were given a state: their states
             are kept, as torch does.
@@ -175,11 +164,7 @@ class ServerOptimizer:
         self.known |= self.slices
 
     def require_known(self, gradients: ServerGradients) -> None:
-        """Check that the optimizer has all slices and tables of these gradients.
-
-        Raises:
-            InvalidArgumentError: A slice or table is in none of the groups.
-        """
+        """Check that the optimizer has all slices and tables of these gradients."""
         tables = {handle for group in self._groups for handle in group.tables}
         strange = [number for number in gradients.slices if number not in self.slices]
         strange += [handle for handle in gradients.tables if handle not in tables]
@@ -190,11 +175,7 @@ class ServerOptimizer:
             )
 
     def change_options(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the options of the groups.
-
-        Raises:
-            InvalidArgumentError: The number of options is not the number of groups.
-        """
+        """Replace the options of the groups."""
         if len(options) != len(self._optimizer.param_groups):
             raise InvalidArgumentError(
                 f"Options must be given for each of the {len(self._optimizer.param_groups)} groups of a "
@@ -281,11 +262,7 @@ class ServerOptimizer:
         return found
 
     def set_state(self, states: Mapping[int, Mapping[str, Any]]) -> None:
-        """Replace all states; slices that are not in `states` have none afterwards.
-
-        Raises:
-            InvalidArgumentError: The server has no such slice.
-        """
+        """Replace all states; slices that are not in `states` have none afterwards."""
         self.require_slices(states)
         self.known |= states.keys()
         for number in self.known:

@@ -18,7 +18,6 @@ class PsSlices:
     """All slices of one server, for one thread at a time.
 
     Args:
-        server: Number of the server, for messages.
         room: Returns the number of bytes that are left; None: unknown.
 
     Attributes:
@@ -38,11 +37,7 @@ class PsSlices:
         return sum(each.num_bytes for each in self._slices.values())
 
     def slice(self, number: int) -> PsSlice:
-        """Return the description of a slice.
-
-        Raises:
-            InvalidArgumentError: The server does not have the slice.
-        """
+        """Return the description of a slice."""
         if number not in self._slices:
             raise InvalidArgumentError(
                 f"Slices must be created before they are asked for, but parameter server {self._server} has "
@@ -65,11 +60,7 @@ class PsSlices:
             self.version += 1
 
     def create(self, slices: Sequence[PsSlice], values: Sequence[torch.Tensor]) -> None:
-        """Create slices; slices with known numbers are overwritten.
-
-        Raises:
-            InvalidArgumentError: Values do not fit the slices, or there is no room for them.
-        """
+        """Create slices; slices with known numbers are overwritten."""
         for each, value in zip(slices, values, strict=True):
             self._require_fitting(each, value)
         fresh = {each.number: each for each in slices if each.number not in self._slices}
@@ -81,11 +72,7 @@ class PsSlices:
                 self._values[each.number].copy_(value)
 
     def replace(self, values: Mapping[int, torch.Tensor]) -> None:
-        """Replace values by slice number.
-
-        Raises:
-            InvalidArgumentError: A slice is unknown, or a value does not fit; nothing was changed.
-        """
+        """Replace values by slice number."""
         for number, value in values.items():
             self._require_fitting(self.slice(number), value)
         with self.changing():

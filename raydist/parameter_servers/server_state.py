@@ -40,11 +40,7 @@ class ServerState:
     """Creates, finds and saves a server's objects; other classes change their values.
 
     Args:
-        number: Number of the server.
-        num_servers: Number of servers.
         memory: Bytes that the server may hold; None: as many as the machine has.
-        saver: Writes the server's part of checkpoints; None if there are none.
-        restorer: Reads the server's part of checkpoints.
     """
 
     def __init__(
@@ -115,11 +111,7 @@ class ServerState:
                 )
 
     def table(self, handle: int) -> RowTable:
-        """Return an embedding table.
-
-        Raises:
-            InvalidArgumentError: The table was never created.
-        """
+        """Return an embedding table."""
         if handle not in self.tables:
             raise InvalidArgumentError(
                 f"Embedding tables must be created before they are asked for, but parameter server {self._number} has "

@@ -47,12 +47,7 @@ class UniqueRows:
         """Find the different rows.
 
         Args:
-            numbers: Row numbers.
-            num_rows: Number of rows; all numbers must be below it.
             padding: A number that stands for no row.
-
-        Raises:
-            InvalidArgumentError: The numbers are no integers, or out of range.
 
         >>> found = UniqueRows.of(torch.tensor([[7, 3], [3, 0]]), 10, padding=0)
         >>> found.rows.tolist(), found.places.tolist()
@@ -363,11 +358,7 @@ class SavedRows:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace all rows by these, on any number of servers.
-
-        Raises:
-            InvalidArgumentError: The state has rows of other tables.
-        """
+        """Replace all rows by these, on any number of servers."""
         tables = self.tables()
         require_known(state, tables)
         found = parts_by_table(state, tables)

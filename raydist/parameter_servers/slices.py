@@ -185,16 +185,12 @@ def plan_slices(
     the one with the fewest bytes, or the first of several. A variable that stays whole is one part.
 
     Args:
-        specs: The variables.
         loads: Bytes that each server holds already.
         partitioner: Splits variables; None: every variable stays whole.
         first_number: Number of the first slice; the others follow.
 
     Returns:
         Slices in the order of the variables, and of the rows within each.
-
-    Raises:
-        InvalidArgumentError: The partitioner's result is no split along dimension 0.
     """
     parts = [_parts_of(spec, partitioner) for spec in specs]
     servers: dict[int, list[int]] = {}

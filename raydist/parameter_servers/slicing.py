@@ -110,7 +110,6 @@ class GradientCut:
     """The part of a push for one server.
 
     Attributes:
-        slices: Numbers of the slices.
         forms: Form of each slice's gradient.
         places: For each slice the position of its gradient, and the slice; None if it is the whole variable.
     """
@@ -191,7 +190,6 @@ def joined_state(
 
     Args:
         states: States by slice number; there may be others.
-        shape: Shape of the variable.
         slices: Slices of the variable, in the order of their rows.
     """
     parts = [(part, states[part.number]) for part in slices if states.get(part.number)]

@@ -14,7 +14,6 @@ class Arrival:
     """A worker's gradient that is ready to be pushed.
 
     Attributes:
-        sender: The worker.
         change: Closure and index of the gradient's key.
         step: The step of the gradient.
         completes: Number of gradients in the step; 0 until this is decided.

@@ -78,11 +78,7 @@ def side_stream_for(device: torch.device) -> SideStream:
 
 @final
 class HostGradients:
-    """Copies gradients to the host, into reused pinned memory.
-
-    Args:
-        side: The device's copy stream; None: made for the first gradient on a device.
-    """
+    """Copies gradients to the host, into reused pinned memory."""
 
     def __init__(self, side: SideStream | None = None) -> None:
         self._side = side
@@ -167,12 +163,7 @@ class WorkerCopies:
             group.show([handle for handle in handles if handle in group.copies])
 
     def written(self, *, parameters_only: bool = False) -> list[int]:
-        """Return the variables to which the program gave other values than were pulled.
-
-        Raises:
-            InvalidArgumentError: A variable was given data that it cannot keep; other variables keep what they were
-                given, and the next call returns them.
-        """
+        """Return the variables to which the program gave other values than were pulled."""
         asked = self._asked(parameters_only)
         refused = [error for group in asked for error in group.bring_back()]
         if refused:

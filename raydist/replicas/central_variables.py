@@ -90,11 +90,7 @@ def _broadcast(variables: ReplicaVariables, parameters: Sequence[torch.Tensor]) 
 
 
 def _gather(variables: ReplicaVariables, optimizer: torch.optim.Optimizer, number: int) -> list[int]:
-    """Return every replica's `number`, in rank order.
-
-    Raises:
-        CollectiveMismatchError: A replica steps another optimizer.
-    """
+    """Return every replica's `number`, in rank order."""
     doing = _title_of(optimizer, variables)
     rows = variables.gather_numbers(doing, zlib.crc32(doing.encode()), number)
     if len({code for code, _ in rows}) > 1:

@@ -23,15 +23,7 @@ from raydist.utils.torch_modes import SharedSettings, TorchModes
 
 @final
 class Accelerator:
-    """A replica's device, as used by the threads that run its steps. A TPU chip queues operations.
-
-    Args:
-        name: Name of the device, which is opened for this thread.
-
-    Raises:
-        FailedPreconditionError: The device is a TPU, and torch_xla is not installed.
-        UnavailableError: There is no such TPU chip.
-    """
+    """A replica's device, as used by the threads that run its steps. A TPU chip queues operations."""
 
     def __init__(self, name: str) -> None:
         named = torch.device(name)
@@ -72,11 +64,7 @@ _OF_ALL_CHIPS = SharedSettings()  # the threads of one process drive all chips o
 
 
 def take_gpu(device: torch.device, rank: int) -> None:
-    """Make `device` the default GPU of this process.
-
-    Raises:
-        FailedPreconditionError: The torch of this process sees no GPU.
-    """
+    """Make `device` the default GPU of this process."""
     if not torch.cuda.is_available():
         raise FailedPreconditionError(
             f"Replica {rank} was given a GPU by Ray and must be able to use it, but its torch {torch.__version__} sees "

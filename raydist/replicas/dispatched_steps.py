@@ -129,12 +129,7 @@ class SentGroup:
         return None
 
     def fail(self, error: Exception, answers: Sequence[GroupResult]) -> Exception:
-        """Record that a step failed on some replica, and return its error.
-
-        Args:
-            error: The error, or the refusal of steps after an earlier failure.
-            answers: The results of each replica before the failure.
-        """
+        """Record that a step failed on some replica, and return its error."""
         done = min([len(self.keys) - 1, *(len(answer.results) for answer in answers)])
         if self.cause is not None and isinstance(error, CancelledError):
             error = self.cause.consequence(self.first_step + done)
@@ -177,11 +172,7 @@ class DispatchedStep(StepOutcome):
 
 @final
 class DispatchedSteps:
-    """A window of steps, sent in order. Thread-safe: one thread waits for steps, the others wait for that thread.
-
-    Args:
-        process: The process that may use this object.
-    """
+    """A window of steps, sent in order. Thread-safe: one thread waits for steps, the others wait for that thread."""
 
     def __init__(self, actors: ReplicaActors, step_s: float, process: OwningProcess) -> None:
         self.num_replicas = len(actors.names)
@@ -213,11 +204,7 @@ class DispatchedSteps:
             return len(self._gathered) + sum(len(group.keys) for group in self._unfinished)
 
     def require_alive(self) -> None:
-        """Raise if a replica is gone for good.
-
-        Raises:
-            UnavailableError: A replica is gone.
-        """
+        """Raise if a replica is gone for good."""
         if self.dead is not None:
             raise self.dead
 
@@ -234,8 +221,6 @@ class DispatchedSteps:
         """Wait for the results of calls to replicas; see `supervision.wait_for_all`.
 
         Args:
-            refs: References of the results.
-            timeout_s: Longest wait in seconds.
             doing: The activity, for messages.
             limit: Name of the setting that gives the limit, for messages.
             names: Names of the called replicas; None for all replicas.

@@ -140,7 +140,6 @@ class FunctionCalls:
     Objects that are the same for all steps are built once: with 64 processes on two cores, a Python call takes 3 us.
 
     Args:
-        loops: Runs that draw from iterators; each draw is a step boundary.
         limit_s: How long a step may wait for threads of this process that need other torch modes.
     """
 

@@ -53,11 +53,7 @@ class ReplicaGroup:
         self.steps = DispatchedSteps(actors, timeouts.step_s, self._process)
 
     def start(self) -> None:
-        """Start the runners and form the first generation. Blocks until every replica answers (limit: `start_s`).
-
-        Raises:
-            FailedPreconditionError: A replica's node has other software versions, or lacks the device.
-        """
+        """Start the runners and form the first generation. Blocks until every replica answers (limit: `start_s`)."""
         asked = [self._actors.about(setup.rank) for setup in self._setups]
         refs = [self._actors.start(setup.rank, ReplicaRunner, setup, self._join_group) for setup in self._setups]
         found: list[Software] = self.steps.wait_for(asked, self._timeouts.start_s, "starting", "Timeouts.start_s")
@@ -88,11 +84,7 @@ class ReplicaGroup:
         )
 
     def wait_to_close(self) -> None:
-        """Wait for every dispatched step, but first check that the replicas' processes answer beside their steps.
-
-        Raises:
-            DeadlineExceededError: A process does not answer within `close_s`; the steps are given up.
-        """
+        """Wait for every dispatched step, but first check that the replicas' processes answer beside their steps."""
         if not self._actors.reachable:
             return  # Ray was shut down
         silent = self._actors.silent(self._timeouts.close_s) if self.steps.num_under_way else []

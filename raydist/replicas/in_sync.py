@@ -105,9 +105,6 @@ class SyncCheck:
         If only last bits differ, all replicas take the values of replica 0, with one warning.
 
         Blocks until every replica calls this method, at most for the communicator's time limit.
-
-        Raises:
-            CollectiveMismatchError: The values differ. Raised on every replica; names the difference and the replicas.
         """
         objects = list(self._objects())
         if not objects:  # then no replica has any: the driver sends the same to all

@@ -91,11 +91,7 @@ def make_setups(
     timeouts: Timeouts,
     communication: CommunicationOptions,
 ) -> tuple[ReplicaSetup, ...]:
-    """Return the setup of each replica, for `worker_devices` (device names for the user), worker by worker.
-
-    Raises:
-        InvalidArgumentError: The communication backend does not support devices of this kind.
-    """
+    """Return the setup of each replica, for `worker_devices` (device names for the user), worker by worker."""
     backends_for(torch.device({"GPU": "cuda", "TPU": "xla"}.get(kind, "cpu")), communication.implementation)
     return tuple(
         ReplicaSetup(

@@ -73,9 +73,6 @@ def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries:
     """Convert the return value of a step for sending. Tensors are detached and copied to the CPU.
 
     Does not wait for copies from a GPU: call `arrived` of the result before sending it.
-
-    Raises:
-        SpecError: A leaf is neither a tensor nor a number and can't be pickled; names the path of the leaf.
     """
     if type(value) is torch.Tensor:  # most steps return the loss only: saves a dozen calls
         return StepResult(LEAF, (begin_packing(value),), absent, rows, summaries)
@@ -124,9 +121,6 @@ def _shown(structure: Structure) -> str:
 def require_nest(found: Structure, nest: str) -> None:
     """Raise if the result of a step has a structure other than the one whose string is `nest`.
 
-    Raises:
-        InvalidArgumentError: The structures differ; shows both.
-
     >>> require_nest(flatten({"a": 1})[1], "{'a': '*'}")
     """
     if _shown(found) != nest:
@@ -141,7 +135,6 @@ class StepValues:
     """The results of one step on all replicas. They are fetched once, and all leaves of the nest share them.
 
     Args:
-        outcome: The dispatched step.
         learn: Called with the result of a replica with rows, when the results are fetched.
     """
 

@@ -260,10 +260,6 @@ class ReplicaRunner:
 
         Args:
             header: Header of the step, with the current generation.
-            objects: The object arguments that the header's sources index.
-
-        Raises:
-            Exception: The error of the step, with a note.
         """
         return self._step(header, objects, None).arrived()
 

@@ -110,9 +110,6 @@ def address_parts(
     """Return the locations of replica `rank`'s parts of `values`.
 
     Args:
-        values: The PerReplica arguments of one step.
-        rank: Rank of the replica.
-        padding: True if a replica without rows runs on padding rows.
         refs: The object references to send along, each with its position; missing references are added.
     """
     sources = []
@@ -127,11 +124,7 @@ def address_parts(
 
 
 def require_parts(values: Sequence[PerReplica], num_replicas: int) -> None:
-    """Raise if one of `values` has parts for another number of replicas: superfluous parts would be lost silently.
-
-    Raises:
-        InvalidArgumentError: A value has more or fewer parts, so it belongs to another strategy.
-    """
+    """Raise if one of `values` has parts for another number of replicas: superfluous parts would be lost silently."""
     for value in values:
         if value.num_parts != num_replicas:
             raise InvalidArgumentError(

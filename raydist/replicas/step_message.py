@@ -129,15 +129,7 @@ class KeptObjects:
         self._objects: dict[int, Any] = {}
 
     def receive(self, numbers: Sequence[int], arrived: Sequence[Any]) -> list[Any]:
-        """Return the objects of these numbers.
-
-        Args:
-            numbers: Numbers from `SentObjects.send`.
-            arrived: The objects that came with the message.
-
-        Raises:
-            FailedPreconditionError: An object was sent in a message that did not arrive.
-        """
+        """Return the objects of these numbers."""
         if not numbers and not arrived:
             return []
         new = sorted(number for number in numbers if number not in self._objects)

@@ -33,7 +33,6 @@ class GlobalClosure:
     """The closure that an optimizer is given instead of the program's closure.
 
     Args:
-        closure: The closure of the program.
         make_global: Exchanges the gradients that the closure computed.
         reduce: Maps the detached loss of this replica to the detached loss of all replicas.
     """

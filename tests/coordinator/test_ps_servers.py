@@ -158,6 +158,10 @@ def test_rows_of_embeddings_are_those_of_torch_and_go_on_with_another_number_of_
                 torch.testing.assert_close(table(rows[:, None]), bare.weight.detach(), rtol=1e-9, atol=1e-12)
             exported = table.export_rows()
             assert len(exported) == num_servers
+            twin = copy.deepcopy(table)  # a plain one, with the servers' rows
+            assert torch.equal(twin(rows[:, None]), table(rows[:, None]))
+            with pytest.raises(rd.FailedPreconditionError, match="must be computed where its strategy runs steps"):
+                table(rows[:, None]).sum().backward()
 
 
 def test_a_sparse_embedding_of_torch_is_served() -> None:

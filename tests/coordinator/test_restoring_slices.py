@@ -201,25 +201,6 @@ def test_states_of_the_programs_own_making_are_the_drivers(
     }
 
 
-class Doubled(nn.Linear):
-    """Takes its state in its own way."""
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        return super().load_state_dict({key: 2 * value for key, value in state_dict.items()}, strict, assign)
-
-
-def test_a_program_is_called_where_it_loads_states_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = Doubled(2, 2)
-    rd.Checkpoint(model=bare).save(tmp_path / "c")
-    with local_strategy(1, 2) as here:
-        Run(adam, here, monkeypatch)
-        with here.mirror.scope():
-            theirs = Doubled(2, 2)
-        here.schedule(lambda: theirs.weight.sum()).get()
-        rd.Checkpoint(model=theirs).restore(tmp_path / "c")
-        assert torch.equal(here.schedule(lambda: theirs.weight.detach().clone()).get(), 2 * bare.weight.detach())
-
-
 def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     path, expected = saved(adam)
     with local_strategy(2, 2, partitioner=FixedShardsPartitioner(2)) as here:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,12 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import raydist as rd
-from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.mirroring.replica import MirrorReplica
-from raydist.parameter_servers.local_rows import pending_rows, reading_rows, spec_of, take_held_rows
-from raydist.parameter_servers.row_table import RowTable
+from raydist.core.errors import InvalidArgumentError
+from raydist.parameter_servers.local_rows import pending_rows, spec_of
 from raydist.parameter_servers.sharded_embedding import SavedRows, ShardedEmbedding, UniqueRows
-from tests.mirroring.in_process import Mirror
 
 
 @given(st.lists(st.integers(0, 9)), st.none() | st.integers(0, 9))
@@ -125,21 +121,6 @@ def test_what_is_frozen_has_no_gradient() -> None:
     assert ours.weight.grad is None
 
 
-def test_a_gradient_that_is_asked_for_is_not_kept() -> None:
-    ours = embedding()
-    result = ours(IDS)
-    torch.autograd.grad(result.sum(), result)
-    assert ours.weight.grad is None
-    result.sum().backward()
-    result = ours(IDS)
-    first = pending_rows(ours.weight)
-    result.sum().backward()
-    second = pending_rows(ours.weight)
-    assert first is not None
-    assert second is not None
-    assert torch.equal(second[1], 2 * first[1])
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_results_of_another_dtype(dtype: torch.dtype) -> None:
     ours = ShardedEmbedding(NUM, DIM, seed=3)
@@ -236,89 +217,6 @@ def test_on_one_device_rows_lie_in_the_process() -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-class Servers:
-    """Tables of several servers in this process, as a worker reaches them."""
-
-    def __init__(self, num_servers: int) -> None:
-        self.num_servers = num_servers
-        self.tables: list[RowTable] = []
-
-    def create(self, weight: torch.Tensor) -> None:
-        spec, held = spec_of(weight), take_held_rows(weight)
-        assert spec is not None
-        self.tables = [RowTable(spec, number, self.num_servers) for number in range(self.num_servers)]
-        for table in self.tables:
-            table.load(held)
-
-    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        if not self.tables:
-            self.create(weight)
-        servers = self.tables[0].spec.servers_of(rows, self.num_servers)
-        found = torch.empty(len(rows), DIM, dtype=torch.float64)
-        for number, table in enumerate(self.tables):
-            found[servers == number] = table.pull(rows[servers == number])
-        return found
-
-    def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
-        return [table.state() for table in self.tables]
-
-    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
-        for table in self.tables:
-            table.load(states)
-
-    def step(self, optimizer: torch.optim.Optimizer, _: Any) -> None:
-        (group,) = optimizer.param_groups
-        pending = pending_rows(group["params"][0])
-        assert pending is not None
-        servers = self.tables[0].spec.servers_of(pending[0], self.num_servers)
-        options = {name: value for name, value in group.items() if name != "params"}
-        for number, table in enumerate(self.tables):
-            table.push(pending[0][servers == number], pending[1][servers == number], type(optimizer), options)
-
-
-def test_a_worker_trains_rows_of_servers_and_the_driver_has_none() -> None:
-    """What travels: the module, by mirroring, with rows that it had before; then gradients of rows."""
-    servers, mirror = Servers(3), Mirror(1, serves_rows=True)
-    mirror.link.replicas = [MirrorReplica(0, carry_out=servers.step)]
-    with mirror.scope():
-        ours = embedding("sum")
-        optimizer = torch.optim.Adagrad(ours.parameters(), lr=0.1)
-    reference = torchs("sum")
-    torchs_optimizer = torch.optim.Adagrad(reference.parameters(), lr=0.1)
-    for module, stepped in ((ours, optimizer), (reference, torchs_optimizer)):
-        module(IDS).pow(2).sum().backward()
-        stepped.step()
-
-    def step(ids: torch.Tensor) -> Any:
-        optimizer.zero_grad()
-        loss = ours(ids).pow(2).sum()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    for _ in range(3):
-        torchs_optimizer.zero_grad()
-        expected = reference(IDS).pow(2).sum()
-        expected.backward()
-        torchs_optimizer.step()
-        with reading_rows(servers):
-            assert mirror.run(step, IDS) == [pytest.approx(expected.item(), rel=1e-9)]
-    at_replica = mirror.link.call
-
-    def call(*args: Any) -> Any:
-        with reading_rows(servers):
-            return at_replica(*args)
-
-    mirror.link.call = call  # type: ignore[method-assign, assignment]
-    assert ours(IDS).tolist() == torch.as_tensor(reference(IDS)).tolist()
-    with pytest.raises(FailedPreconditionError, match="must be computed where its strategy runs steps"):
-        ours(IDS).sum().backward()
-    twin = copy.deepcopy(ours)  # a plain one, with the servers' rows
-    assert torch.equal(twin(IDS), ours(IDS))
-    twin(IDS).sum().backward()
-    assert sum(table.num_rows for table in servers.tables) == len(torch.unique(IDS))
-
-
 class Words(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -335,8 +233,3 @@ def test_each_table_is_there_once_and_its_rows_come_back() -> None:
     assert torch.equal(other.same(torch.tensor([3, 7])), row)
     assert not SavedRows(nn.Linear(1, 1))
     assert SavedRows(one)
-
-
-def test_rows_of_another_table_are_refused() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"which are deep\.0, got 'x'"):
-        SavedRows(Words(1)).load_state_dict({"x/0": {}})

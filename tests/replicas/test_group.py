@@ -195,15 +195,6 @@ def test_who_reads_every_result_pays_one_message_a_replica_and_asks_nothing_else
     assert actors.calls == []
 
 
-def test_who_runs_ahead_sends_groups(steps: DispatchedSteps, actors: Actors) -> None:
-    learn(steps)
-    actors.ready = False
-    outcomes = [steps.dispatch(planned(step)) for step in range(1, 20)]
-    steps.wait()
-    assert [numbers for rank, numbers in actors.messages if rank == 1] == [[0], [1], [2], list(range(3, 19)), [19]]
-    assert [values(outcome) for outcome in outcomes] == [[step, step] for step in range(1, 20)]
-
-
 def test_a_failure_that_nobody_read_is_told_once(steps: DispatchedSteps, actors: Actors) -> None:
     learn(steps)
     actors.ready = False

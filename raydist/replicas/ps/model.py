@@ -35,11 +35,7 @@ def names_of_variables(objects: Iterable[Any]) -> dict[int, str]:
 
 
 def require_servable(tensors: Mapping[int, torch.Tensor], names: Mapping[int, str]) -> None:
-    """Check that variables are dense, have values, and share no memory.
-
-    Raises:
-        InvalidArgumentError: Servers cannot hold one of the variables.
-    """
+    """Check that variables are dense, have values, and share no memory."""
     for handle, tensor in tensors.items():
         _require_dense(names.get(id(tensor), f"variable {handle}"), tensor)
     _require_apart(tensors, names)
@@ -106,11 +102,7 @@ class PsModel:
                 self.slices.forget(handle)
 
     def settle(self, variables: VariablesView) -> tuple[VariableSpec, ...]:
-        """Describe the variables that have no slices yet.
-
-        Raises:
-            InvalidArgumentError: Servers cannot hold a new variable or apply a new optimizer.
-        """
+        """Describe the variables that have no slices yet."""
         self.look(variables)
         for optimizer in variables.optimizers():
             if not self.optimizers.is_told(optimizer):

@@ -50,7 +50,6 @@ class PushPlan:
     """The layout of a push; valid as long as the same parameters have gradients, in the same forms.
 
     Attributes:
-        optimizer: Handle of the optimizer.
         handles: Handles of the variables that have gradients.
         tables: Handles of the embedding tables whose rows have gradients.
         cuts: By server, its part of the gradients.

@@ -38,13 +38,8 @@ class PsVariables(WorkerRules):
     """Rules of a worker whose variables live on servers.
 
     Args:
-        worker: Number of the worker.
-        connections: The connections to all servers.
-        generation: Number of earlier starts of the worker.
-        consistency: How far workers may be apart.
         prefetch_pulls: Use the values that came with the last push for the next closure, unless the program had seen
             newer ones when it scheduled the closure; without it, every closure pulls.
-        timeout_s: Time limit for an answer of a server.
     """
 
     def __init__(
@@ -70,7 +65,6 @@ class PsVariables(WorkerRules):
         self._run = contextlib.ExitStack()
         # torch wraps an optimizer's own step in this way: global hooks, the program's and raydist's, run around it.
         self._hooked_push = torch.optim.Optimizer.profile_hook_step(self._push_of)
-        self.num_late = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, self._made_of  # the object is pickled only before its first use
@@ -146,9 +140,7 @@ class PsVariables(WorkerRules):
             return
         answer = self._client.ask(0, Arrive(self._sender, key, self._step))
         step = self._step
-        if answer.verdict == "late":
-            self.num_late += 1
-        else:
+        if answer.verdict != "late":
             step = answer.step  # a later step if a worker before this one died with the same gradient
             self._model.slices.push_step(push, key, step=step, completes=answer.completes)
         self._step = self._model.slices.read_step(step + 1, parameters_only=True)

@@ -176,8 +176,6 @@ def address_work(
     """Return the message for a worker, and the object refs to send along.
 
     Args:
-        works: The closures, and the log entries that come before each.
-        sent: The objects that the worker was sent before.
         finished_below: See `ClosureLabel`.
         used: See `WorkMessage`.
     """

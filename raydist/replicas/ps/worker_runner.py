@@ -77,7 +77,6 @@ class WorkerRules(StrategyHooks):
         """Adjust to a change by the driver that was made to this worker's objects.
 
         Args:
-            variables: The worker's objects.
             plan: The placement of new variables; None if there are none.
         """
 
@@ -100,8 +99,6 @@ class WorkerRunner:
 
     Args:
         setup: Setup of the worker; its rules are :class:`WorkerRules`.
-        num_workers: Number of workers.
-        generation: Number of earlier starts of the worker.
         drawn: By iterator name, the number of batches that ended closures have used.
     """
 

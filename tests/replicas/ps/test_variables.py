@@ -145,26 +145,6 @@ def test_what_a_closure_wrote_that_runs_again_counts_once_for_its_worker_too() -
         assert two.objects[0][0].bias.tolist() == [2.0] * 3
 
 
-def test_gradients_of_rows() -> None:
-    def made_rows() -> Sequence[Any]:
-        torch.manual_seed(0)
-        table = torch.nn.Embedding(10, 3, sparse=True).double()
-        return [table, torch.optim.SGD(table.parameters(), lr=0.5)]
-
-    def step(table: Any, optimizer: Any) -> None:
-        optimizer.zero_grad()
-        table(torch.tensor([1, 8, 1, 4])).sum().backward()
-        assert table.weight.grad.is_sparse
-        optimizer.step()
-
-    bare = made_rows()
-    step(*bare)
-    with servers(3) as made:
-        worker = made.worker(made_rows, partitioner=FixedShardsPartitioner(3))
-        worker.run(step)
-        assert close(values(worker.objects[0]), values(bare[0]))
-
-
 def test_parameters_without_a_gradient_stay_as_they_are() -> None:
     def half(model: Any, optimizer: Any) -> None:
         optimizer.zero_grad()
@@ -297,17 +277,6 @@ def test_what_a_failed_closure_wrote_well_counts_beside_what_it_wrote_badly() ->
             assert bool((second_bias == 5).all())
 
 
-def test_a_look_that_fails_leaves_nothing_behind() -> None:
-    with servers() as made:
-        worker = made.worker(make)
-        worker.run(lambda *objects: None)
-        worker.rules.before_read(worker.held, states=False)
-        worker.objects[0][0].weight.data.fill_(9)
-        worker.rules.after_failure(worker.held)
-        worker.run(lambda *objects: None)
-        assert close(values(worker.objects[0]), values(make()[0]))
-
-
 def test_what_the_driver_writes_goes_to_the_servers() -> None:
     with servers(2) as made:
         one, two = made.worker(lambda: make("momentum")), made.worker(lambda: make("momentum"))
@@ -329,25 +298,6 @@ def test_what_the_driver_writes_goes_to_the_servers() -> None:
         train(*bare, number=2)
         two.run(lambda *objects: train(*objects, number=2))
         assert close(values(two.objects[0]), values(bare[0]))
-
-
-def test_variables_that_come_and_go() -> None:
-    with servers() as made:
-        worker = made.worker(make)
-        more = make("adamw")
-        worker.add(more, first=20)
-        made.settle(worker)
-        worker.objects += more
-        worker.run(lambda m, o, *rest: train(*rest, number=0))
-        bare = make("adamw")
-        train(*bare, number=0)
-        assert close(values(more[0]), values(bare[0]))
-        for handle in [handle for handle, _ in worker.held.items() if handle < 20]:
-            worker.held.table.release(handle)
-        worker.objects = list(more)
-        worker.run(lambda *objects: train(*objects, number=1))
-        train(*bare, number=1)
-        assert close(values(more[0]), values(bare[0]))
 
 
 # --- embedding tables -------------------------------------------------------------------------------------------------
@@ -382,18 +332,6 @@ def test_rows_of_tables_are_pulled_and_pushed(count: int) -> None:
         exported = one.run(lambda model, optimizer: model[0].export_rows())
         assert sum(len(state["rows"]) for state in exported) == len(bare[0][0].export_rows()[0]["rows"])
         two.run(lambda model, optimizer: model[0].import_rows(exported))
-
-
-def test_rows_that_the_driver_had_go_to_the_servers() -> None:
-    def trained() -> Sequence[Any]:
-        objects = with_table()
-        look_up(*objects)
-        return objects
-
-    bare = trained()
-    with servers(2) as made:
-        worker = made.worker(trained)
-        assert worker.run(lambda *objects: look_up(*objects)) == pytest.approx(look_up(*bare), rel=1e-9)
 
 
 # --- consistency ------------------------------------------------------------------------------------------------------
@@ -444,24 +382,3 @@ def test_steps_apply_the_mean_of_all_gradients(count: int) -> None:
         in_threads(lambda: body(0), lambda: body(1))
         for worker in workers:
             assert close(values(worker.objects[0]), values(bare[0]))
-
-
-def test_late_gradients_are_dropped_and_counted() -> None:
-    with servers(1, SyncWithBackups(1)) as made:
-        workers = [made.worker(make) for _ in range(2)]
-        first = threading.Barrier(2)
-
-        def body(rank: int) -> None:
-            def step(model: Any, optimizer: Any) -> None:
-                first.wait(20)
-                if rank == 1:
-                    threading.Event().wait(0.2)
-                train(model, optimizer, number=rank)
-
-            workers[rank].run(step)
-
-        in_threads(lambda: body(0), lambda: body(1))
-        bare = make()
-        train(*bare, number=0)
-        assert close(values(workers[1].objects[0]), values(bare[0]))
-        assert [worker.rules.num_late for worker in workers] == [0, 1]
