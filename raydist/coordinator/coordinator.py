@@ -15,8 +15,7 @@ from typing import Any, TypeVar, TypeVarTuple, cast, final
 from raydist.cluster.preemption import GivenUp, is_to_leave
 from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.interfaces import ServerSide, WorkerConnections
-from raydist.coordinator.scheduler import Scheduler
-from raydist.coordinator.worker_calls import ClosureCondition, WorkerCalls
+from raydist.coordinator.scheduler import ClosureCondition, Scheduler, WorkerCalls
 from raydist.coordinator.worker_pool import PayloadLog, WorkerPool
 from raydist.core.errors import CancelledError, FailedPreconditionError
 from raydist.core.exception_utils import what_was_raised

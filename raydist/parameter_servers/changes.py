@@ -136,7 +136,6 @@ class CollectedSteps:
 
     def __init__(self) -> None:
         self._steps: dict[int, _CollectedStep] = {}
-        self._spare = _SpareMemory()
         self.step = 0  # the step of the present values: all earlier steps were applied
 
     def expect(self, step: int, completes: int) -> None:
@@ -149,7 +148,7 @@ class CollectedSteps:
         mine = self._of(step)
         mine.came.add(worker)
         if gradients is not None:
-            mine.sums.setdefault(optimizer, _GradientSum(self._spare)).add(gradients)
+            mine.sums.setdefault(optimizer, _GradientSum()).add(gradients)
 
     def drop(self, step: int, worker: int) -> None:
         """Do not wait for a worker in this step."""
@@ -157,16 +156,12 @@ class CollectedSteps:
             self._of(step).came.add(worker)
 
     def take(self) -> Mapping[int, ServerGradients] | None:
-        """Return the means of the present step by optimizer, and go on to the next step; None if it is incomplete.
-
-        The means are valid until the next call.
-        """
+        """Return the means of the present step by optimizer, and go on to the next step; None if it is incomplete."""
         present = self._steps.get(self.step)
         if present is None or not present.completes or len(present.came) < present.completes:
             return None
         del self._steps[self.step]
         self.step += 1
-        self._spare.all_free()
         return {optimizer: summed.mean() for optimizer, summed in present.sums.items()}
 
     def _of(self, step: int) -> _CollectedStep:
@@ -182,33 +177,10 @@ class _CollectedStep:
 
 
 @final
-class _SpareMemory:
-    """Reusable tensors for sums: new memory costs more than the additions."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[torch.Tensor]] = {}
-        self._given: list[tuple[int, torch.Tensor]] = []
-
-    def copy_of(self, number: int, gradient: torch.Tensor) -> torch.Tensor:
-        free = self._free.get(number)
-        return free.pop().copy_(gradient) if free else gradient.clone()
-
-    def give(self, number: int, total: torch.Tensor) -> None:
-        """Mark a sum that was returned as a mean: the next `all_free` frees it."""
-        self._given.append((number, total))
-
-    def all_free(self) -> None:
-        for number, total in self._given:
-            self._free.setdefault(number, []).append(total)
-        self._given.clear()
-
-
-@final
 class _GradientSum:
     """The sum of one optimizer's gradients, in memory of its own."""
 
-    def __init__(self, spare: _SpareMemory) -> None:
-        self._spare = spare
+    def __init__(self) -> None:
         self._count = 0
         self._dense: dict[int, torch.Tensor] = {}
         self._rows: dict[int, list[PushedRows]] = {}
@@ -222,7 +194,7 @@ class _GradientSum:
             elif number in self._dense:
                 self._dense[number].add_(gradient)
             else:
-                self._dense[number] = self._spare.copy_of(number, gradient)
+                self._dense[number] = gradient.clone()
         for handle, rows in gradients.tables.items():
             self._tables.setdefault(handle, []).append(_kept(rows))
 
@@ -233,7 +205,6 @@ class _GradientSum:
             for rows in self._rows.pop(number, ()):
                 total.index_add_(0, rows.rows, rows.values)
             slices[number] = total.div_(self._count)
-            self._spare.give(number, total)
         slices |= {number: self._joined(rows) for number, rows in self._rows.items()}
         return ServerGradients(slices, {handle: self._joined(rows) for handle, rows in self._tables.items()})
 

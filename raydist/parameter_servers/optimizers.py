@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
 from raydist.core.errors import InvalidArgumentError
 
-_TORCHS = "torch.optim."
 _NOT_OPTIONS = ("params", "param_names")
 
 
@@ -35,12 +34,17 @@ def bare_optimizer(
     return made
 
 
+def is_of_torch(kind: type[torch.optim.Optimizer]) -> bool:
+    """Return True if the optimizer's class is one of `torch.optim`."""
+    return kind.__module__.startswith("torch.optim.")
+
+
 def step_bare(optimizer: torch.optim.Optimizer) -> None:
     """Step on the gradients of the optimizer's tensors. Indices of sparse gradients are not checked again."""
     with torch.sparse.check_sparse_tensor_invariants(False):  # set explicitly, so that torch does not warn
         if isinstance(optimizer, torch.optim.Adagrad):
             _begin_adagrad(optimizer)
-        if not type(optimizer).__module__.startswith(_TORCHS):
+        if not is_of_torch(type(optimizer)):
             optimizer.step()
             return
         with torch.no_grad():
@@ -66,7 +70,7 @@ def may_fuse(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtyp
     True
     """
     asked = options.get("fused") is False or options.get("foreach")
-    known = "fused" in options and kind.__module__.startswith(_TORCHS) and not asked
+    known = "fused" in options and is_of_torch(kind) and not asked
     return known and all(dtype in (torch.float32, torch.float64) for dtype in dtypes)
 
 
@@ -156,14 +160,6 @@ def why_not_elementwise(kind: _Kind, options: Mapping[str, Any]) -> str | None:
                 return f"could not step a small parameter of its own ({type(dense).__name__}: {dense})"
 
 
-def keeps_gradients(kind: _Kind, options: Mapping[str, Any], form: _Form = "dense") -> bool:
-    """Return True if later steps of an optimizer read the memory of earlier gradients."""
-    start, gradients = _example(form)
-    kept = _stepped(kind, options, start, gradients)
-    overwritten = _stepped(kind, options, start, gradients, afterwards=_overwrite)
-    return not torch.equal(kept[0], overwritten[0])
-
-
 def state_bytes_per_byte(kind: _Kind, options: Mapping[str, Any]) -> float:
     """Return the bytes of optimizer state for each byte of parameters; 0 if the trial fails.
 
@@ -210,23 +206,15 @@ def _stepped(
     options: Mapping[str, Any],
     start: torch.Tensor,
     gradients: Sequence[torch.Tensor],
-    afterwards: Callable[[torch.Tensor], None] | None = None,
 ) -> tuple[torch.Tensor, dict[Any, dict[str, Any]]]:
     """Return a parameter after some steps, and the optimizer's state."""
     parameter = start.clone()
     optimizer = bare_optimizer(kind, [(server_options(options), [parameter])])
     for gradient in gradients:
-        mine = gradient.clone()
-        parameter.grad = mine
+        parameter.grad = gradient.clone()
         step_bare(optimizer)
         parameter.grad = None
-        if afterwards is not None:
-            afterwards(mine)
     return parameter, dict(optimizer.state)
-
-
-def _overwrite(gradient: torch.Tensor) -> None:
-    (gradient.values() if gradient.is_sparse else gradient).fill_(torch.nan)
 
 
 def _example(form: _Form) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -12,7 +12,7 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.optimizers import (
     bare_optimizer,
     fits_one_pass,
-    keeps_gradients,
+    is_of_torch,
     may_fuse,
     server_options,
     step_bare,
@@ -117,14 +117,12 @@ class ServerOptimizer:
         self._values = values
         self._tables = tables
         self._optimizer = bare_optimizer(kind, [(group.options, ()) for group in groups])
-        self._keeps: dict[str, bool] = {}
         self._groups: tuple[OptimizerGroup, ...] = ()
         self._told: list[Mapping[str, Any]] = []
         self._dtypes: list[frozenset[torch.dtype]] = []
         self.slices: frozenset[int] = frozenset()
         self.known: frozenset[int] = frozenset()
         self.change_groups(groups)
-        self._keeps_gradients("dense")  # now, so that the first push need not wait for the trial
 
     def change_groups(self, groups: Sequence[OptimizerGroup]) -> None:
         """Replace the groups; states of slices are kept, in whatever groups the slices are."""
@@ -232,22 +230,8 @@ class ServerOptimizer:
         return len(alike) < 2  # the fused kernel needs momentum for all slices or for none
 
     def _as_taken(self, gradient: torch.Tensor | PushedRows, value: torch.Tensor) -> torch.Tensor:
-        if isinstance(gradient, PushedRows):
-            taken = gradient.sparse(tuple(value.shape))
-            return taken.clone() if self._keeps_gradients("rows") else taken
-        return gradient.clone() if self._keeps_gradients("dense") else gradient
-
-    def _keeps_gradients(self, form: str) -> bool:
-        if form not in self._keeps:
-            self._keeps[form] = self._try_keeping(form)
-        return self._keeps[form]
-
-    def _try_keeping(self, form: str) -> bool:
-        options = self._optimizer.param_groups[0]
-        try:
-            return keeps_gradients(self.kind, options, "dense" if form == "dense" else "rows")
-        except Exception:
-            return True  # the optimizer takes no such gradients: its step raises
+        taken = gradient.sparse(tuple(value.shape)) if isinstance(gradient, PushedRows) else gradient
+        return taken if is_of_torch(self.kind) else taken.clone()  # torch's optimizers keep no gradient after the step
 
     def state(self) -> dict[int, dict[str, Any]]:
         """Return copies of the states by slice number, including slices that are in no group any more."""

@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import nn
@@ -20,17 +20,56 @@ from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.checkpoints.loop_commands import IteratorPlace
 from raydist.checkpoints.replica_loop import ReplicaLoops
 from raydist.checkpoints.shards import ShardTerms, ShardWriter
-from raydist.context.current import enter_replica
+from raydist.context.current import StepCounter, enter_replica
 from raydist.context.replica_context import ReplicaContext, peers_here
+from raydist.context.strategy import Strategy
+from raydist.core.errors import FailedPreconditionError
 from raydist.core.fork_guard import call_here
 from raydist.core.nest import flatten
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
-from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.sync_peers import SyncPeers
 from raydist.summary.recording import StepRecorder
+
+
+def _refused(what: str) -> Callable[..., NoReturn]:
+    def refuse(self: ReplicaView, *args: Any, **kwargs: Any) -> NoReturn:
+        raise FailedPreconditionError(
+            f"{what} is for the driver: this code runs inside of a replica, in strategy.run. Call it around the step."
+        )
+
+    return refuse
+
+
+@final
+class ReplicaView(Strategy):
+    """The strategy inside a replica: `ctx.strategy` and `rd.get_strategy()`."""
+
+    def __init__(self, worker_devices: tuple[str, ...], objects: Callable[[], Sequence[Any]] = tuple) -> None:
+        super().__init__()
+        self._worker_devices = worker_devices
+        self._objects = objects
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return len(self._worker_devices)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        return self._worker_devices
+
+    def _find_counter(self) -> StepCounter | None:
+        return next((found for found in self._objects() if isinstance(found, StepCounter)), None)
+
+    _mark_created = _set_gradient_reduce_op = _refused("strategy.scope")
+    run = _refused("strategy.run")
+    distribute_dataset = _refused("strategy.distribute_dataset")
+    distribute_datasets_from_function = _refused("strategy.distribute_datasets_from_function")
+    distribute_values_from_function = _refused("strategy.distribute_values_from_function")
+    stats = _refused("strategy.stats")
+    close = _abort = _refused("strategy.close")
 
 
 @functools.cache

@@ -37,8 +37,7 @@ from raydist.mirroring.messages import MirrorCalls, answer
 from raydist.mirroring.object_kinds import names_of, row_tables
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
-from raydist.replicas.function_calls import FunctionCalls, watch_gradient_readers
-from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.function_calls import FunctionCalls, ReplicaView, watch_gradient_readers
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader

@@ -23,7 +23,7 @@ from raydist.core.values import InputContext, ReduceOp
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
 from raydist.options import InputOptions, RunOptions, Timeouts
-from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.function_calls import ReplicaView
 from raydist.replicas.step_summaries import StepSummaries
 
 if TYPE_CHECKING:

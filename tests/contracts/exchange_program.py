@@ -25,8 +25,7 @@ from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.object_kinds import names_of, row_tables
 from raydist.mirroring.replica import MirrorReplica
-from raydist.replicas.function_calls import watch_gradient_readers
-from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.function_calls import ReplicaView, watch_gradient_readers
 from raydist.replicas.sync_peers import SyncPeers
 from tests.collectives.models import pieces
 from tests.collectives.threads import run_ranks

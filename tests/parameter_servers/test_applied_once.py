@@ -347,21 +347,13 @@ def test_a_step_is_the_mean_and_a_worker_without_a_gradient_for_a_slice_counts_a
     assert (steps.take(), steps.step) == (None, 2)
 
 
-def test_sums_are_copies_in_memory_that_is_used_again_but_not_while_it_is_read() -> None:
-    steps = CollectedSteps()
-    addresses = []
-    for step in range(4):
-        gradient, some = torch.full((2,), float(step)), rows(1)
-        steps.add(step, 0, 7, ServerGradients({0: gradient, 1: some}, {5: some}))
-        gradient.fill_(torch.nan)
-        some.values.fill_(torch.nan)
-        steps.expect(step, 1)
-        means = steps.take()
-        assert means is not None
-        mean = means[7].slices[0]
-        assert isinstance(mean, torch.Tensor)
-        assert (mean.tolist(), numbers_of(means[7].slices[1])) == ([step, step], [[1]])
-        assert numbers_of(means[7].tables[5]) == [[1]]
-        addresses.append(mean.data_ptr())
-    assert addresses[0] != addresses[1]
-    assert len(set(addresses)) == 2
+def test_sums_are_copies() -> None:
+    steps, gradient, some = CollectedSteps(), torch.ones(2), rows(1)
+    steps.add(0, 0, 7, ServerGradients({0: gradient, 1: some}, {5: some}))
+    gradient.fill_(torch.nan)
+    some.values.fill_(torch.nan)
+    steps.expect(0, 1)
+    means = steps.take()
+    assert means is not None
+    found = [means[7].slices[0], means[7].slices[1], means[7].tables[5]]
+    assert list(map(numbers_of, found)) == [[1, 1], [[1]], [[1]]]

@@ -129,16 +129,6 @@ class Scaled(o.Optimizer):
             parameter.add_(parameter.grad, alpha=-self.scale)
 
 
-class Remembering(o.SGD):
-    """Steps by the gradient before this one too, which it has not copied."""
-
-    def step(self, closure: Any = None) -> Any:
-        for parameter in self.param_groups[0]["params"]:
-            state = self.state[parameter]
-            parameter.sub_(state.get("before", parameter.grad) + parameter.grad)
-            state["before"] = parameter.grad
-
-
 class Counting(o.SGD):
     """Counts its steps beside the parameters, not with one."""
 

@@ -24,8 +24,7 @@ from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.replica import MirrorReplica
 from raydist.options import InputOptions
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
-from raydist.replicas.function_calls import FunctionCalls
-from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.function_calls import FunctionCalls, ReplicaView
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
 from raydist.replicas.sync_peers import SyncPeers

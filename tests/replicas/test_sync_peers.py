@@ -19,7 +19,7 @@ from raydist.context.replica_context import ReplicaContext
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.values import PerReplica, ReduceOp
 from raydist.options import CommunicationOptions
-from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.function_calls import ReplicaView
 from raydist.replicas.rules import ReplicaVariables, StrategyHooks
 from raydist.replicas.sync_peers import SyncPeers
 from tests.collectives.local_group import LocalGroup

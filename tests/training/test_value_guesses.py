@@ -19,7 +19,7 @@ from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
 from raydist.core.values import ReduceOp
 from raydist.mirroring.lazy_states import hold_states, merge_states, restore_states
-from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.function_calls import ReplicaView
 from raydist.replicas.sync_peers import SyncPeers
 from raydist.training.steps import guessing, update_alike
 from tests.collectives.local_group import LocalGroup

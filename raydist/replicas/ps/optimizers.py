@@ -21,8 +21,7 @@ from raydist.parameter_servers.requests import (
 from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.slicing import cut_state, joined_state
 from raydist.parameter_servers.worker_copies import HostGradients
-from raydist.replicas.ps.push import Pushed, PushPlans, group_options
-from raydist.replicas.ps.worker_slices import WorkerSlices
+from raydist.replicas.ps.worker_slices import Pushed, PushPlans, WorkerSlices, group_options
 from raydist.replicas.rules import VariablesView
 
 
