@@ -12,7 +12,7 @@ from raydist.actors import parameter_servers as module
 from raydist.actors.epochs.input_pipeline import InputMetrics
 from raydist.actors.metric_counters import MetricCounters, SaveMetrics, TrainingMetrics
 from raydist.actors.parameter_servers import ServerMetrics, staleness_bucket
-from raydist.parameter_servers.server_stats import ServerStats
+from raydist.parameter_servers.requests import ServerStats
 
 
 class Counter:

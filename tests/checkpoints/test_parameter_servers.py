@@ -37,9 +37,9 @@ from raydist.checkpoints.read_tensors import read_pieces
 from raydist.checkpoints.shards import Shard, ShardRequest
 from raydist.checkpoints.tensor_file import NewFiles, RowRange, new_files, write_tensor_file
 from raydist.core.errors import CancelledError
-from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+from raydist.parameter_servers.row_table import RowTable
 from raydist.parameter_servers.slices import PsSlice
+from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 from raydist.pipelines.stored.directory_files import LocalFiles, directory_files
 
 
