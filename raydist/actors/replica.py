@@ -73,7 +73,7 @@ _DISCARD_S = 1.0  # refused steps answer at once; an actor that does not answer 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ReplicaSlot:
     """The bundle, resources and environment of one replica's process.
 
     Attributes:
@@ -99,33 +99,39 @@ class ReplicaActors:
 
     Args:
         group: The placement group of the replicas.
-        seats: The bundle, resources and environment of each actor.
+        slots: The bundle, resources and environment of each actor.
         name: Name of the strategy.
         per_process: Number of consecutive replicas in each actor.
         kind: Word for a replica in names: "replica" or "worker".
     """
 
     def __init__(
-        self, group: PlacementGroup, seats: Sequence[Seat], *, name: str, per_process: int = 1, kind: str = "replica"
+        self,
+        group: PlacementGroup,
+        slots: Sequence[ReplicaSlot],
+        *,
+        name: str,
+        per_process: int = 1,
+        kind: str = "replica",
     ) -> None:
         self._group = group
         self._session = RaySession()
         self._name = name
-        self._seats = tuple(seats)
+        self._slots = tuple(slots)
         self._guard = guard_reservation(group)
         self._per_process = per_process
-        self._handles = [self._launch(seat, f"{name}-{kind}-{n * per_process}") for n, seat in enumerate(self._seats)]
-        everyone = [seat for seat in seats for _ in range(per_process)]
-        self.names = tuple(_title(kind, rank, name, seat) for rank, seat in enumerate(everyone))
+        self._handles = [self._launch(slot, f"{name}-{kind}-{n * per_process}") for n, slot in enumerate(self._slots)]
+        everyone = [slot for slot in slots for _ in range(per_process)]
+        self.names = tuple(_title(kind, rank, name, slot) for rank, slot in enumerate(everyone))
         self._num_replaced = 0
         self._kind = kind
 
-    def _launch(self, seat: Seat, name: str) -> Any:
+    def _launch(self, slot: ReplicaSlot, name: str) -> Any:
         places = range(self._per_process if self._per_process > 1 else 0)  # one replica alone has the main thread
         threads = {"control": 1, **{_thread_of(place): 1 for place in places}}
         decorate = ray.remote(concurrency_groups=threads)  # type: ignore[call-overload]  # an option Ray leaves out
-        options = bundle_options(self._group, seat.bundle, seat.resources, name)
-        return decorate(ReplicaHost).options(**options).remote(dict(seat.env))
+        options = bundle_options(self._group, slot.bundle, slot.resources, name)
+        return decorate(ReplicaHost).options(**options).remote(dict(slot.env))
 
     @property
     def reachable(self) -> bool:
@@ -159,7 +165,7 @@ class ReplicaActors:
         self._session.require(f"The strategy {self._name}")
         self._num_replaced += 1
         name = f"{self._name}-{self._kind}-{rank}-again-{self._num_replaced}"
-        self._handles[rank] = self._launch(self._seats[rank], name)
+        self._handles[rank] = self._launch(self._slots[rank], name)
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
         """Call a method of a replica's runner after everything sent to the replica so far; return the ref."""
@@ -219,8 +225,8 @@ def _thread_of(place: int) -> str:
     return f"place-{place}"
 
 
-def _title(kind: str, rank: int, name: str, seat: Seat) -> str:
-    return f"{kind} {rank} of {name}{f' on {seat.host}' if seat.host else ''}"
+def _title(kind: str, rank: int, name: str, slot: ReplicaSlot) -> str:
+    return f"{kind} {rank} of {name}{f' on {slot.host}' if slot.host else ''}"
 
 
 @final

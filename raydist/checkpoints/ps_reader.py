@@ -25,8 +25,8 @@ from raydist.checkpoints.read_tensors import read_pieces, read_slices
 from raydist.checkpoints.restore import PreparedShard
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.core.errors import CancelledError, DataLossError, FailedPreconditionError, NotFoundError, RaydistError
-from raydist.parameter_servers.checkpointing import PartHolder, PartRestorer
 from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.server_state import ServerRestorer, ServerState
 from raydist.parameter_servers.sharded_embedding import parts_by_table
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
@@ -68,7 +68,7 @@ class StoredSlices:
         optimizer_states: By handle of an optimizer and number of a slice, the optimizer state that `read` has read.
     """
 
-    def __init__(self, command: RestoreCommand, held: PartHolder, between: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, command: RestoreCommand, held: ServerState, between: Callable[[], None] = lambda: None) -> None:
         self._command = command
         self._between = between
         numbers = {each.number for each in command.slices} | {each.number for each in command.optimizer_states}
@@ -200,13 +200,13 @@ class StoredRows:
 
 
 @final
-class PartReader(PartRestorer):
+class ServerReader(ServerRestorer):
     """The restores of one server."""
 
     def __init__(self) -> None:
         self._reading: _Reading | None = None
 
-    def begin(self, command: RestoreCommand, held: PartHolder) -> None:
+    def begin(self, command: RestoreCommand, held: ServerState) -> None:
         if self._reading is not None and self._reading.command.token == command.token:
             return  # the worker that asked has died, and another one asks
         self.discard()
@@ -217,7 +217,7 @@ class PartReader(PartRestorer):
         reading = self._known(token)
         return None if reading is None else reading.outcome
 
-    def commit(self, token: str, held: PartHolder) -> None:
+    def commit(self, token: str, held: ServerState) -> None:
         reading = self._known(token)
         if reading is None or reading.outcome != PreparedShard():
             raise FailedPreconditionError("raydist bug: a server must have read its part before it is given that.")
@@ -249,7 +249,7 @@ class _Reading:
         slices: All other values.
     """
 
-    def __init__(self, command: RestoreCommand, held: PartHolder) -> None:
+    def __init__(self, command: RestoreCommand, held: ServerState) -> None:
         self.command = command
         self.tables: Mapping[int, RowTable] = {
             table.handle: held.table(table.handle).anew() for table in command.tables

@@ -30,10 +30,10 @@ from raydist.checkpoints.tensor_file import (
     plan_parts,
     write_tensor_file,
 )
-from raydist.parameter_servers.checkpointing import SliceHolder, SliceSaver
 from raydist.parameter_servers.client import Ask
 from raydist.parameter_servers.optimizers import state_bytes_per_byte
 from raydist.parameter_servers.requests import BeginSave
+from raydist.parameter_servers.server_state import ServerSaver, ServerState
 from raydist.parameter_servers.sharded_embedding import SavedRows, row_entry
 from raydist.parameter_servers.slices import PsSlice
 
@@ -152,14 +152,14 @@ def _places(places: Mapping[str, Sequence[PsSlice]]) -> Iterable[tuple[SlicePlac
 
 
 @final
-class SliceWriter(SliceSaver):
+class ServerWriter(ServerSaver):
     """The saves of one server."""
 
     def __init__(self) -> None:
         self._reports = SaveReports()
         self._last = ""
 
-    def begin(self, command: SaveCommand, tensors: Sequence[torch.Tensor], held: SliceHolder) -> None:
+    def begin(self, command: SaveCommand, tensors: Sequence[torch.Tensor], held: ServerState) -> None:
         if command.token == self._last:  # the worker that asked has died, and another one asks: nothing has changed
             return
         self._last = command.token
@@ -182,7 +182,7 @@ class SliceWriter(SliceSaver):
 class _Copied:
     """Copies of the current values that a command asks for."""
 
-    def __init__(self, command: SaveCommand, tensors: Sequence[torch.Tensor], held: SliceHolder) -> None:
+    def __init__(self, command: SaveCommand, tensors: Sequence[torch.Tensor], held: ServerState) -> None:
         self._new = command.new
         self.entries: dict[str, dict[str, Any]] = {}
         self._files: list[tuple[SliceFile, dict[str, torch.Tensor], dict[str, RowRange]]] = []
@@ -202,10 +202,10 @@ class _Copied:
                 found |= {key: torch.as_tensor(tensor) for key, tensor in packed.tensors.items()}
             self._files.append((file, found, rows))
 
-    def _values(self, place: SlicePlace, held: SliceHolder) -> dict[str, torch.Tensor]:
+    def _values(self, place: SlicePlace, held: ServerState) -> dict[str, torch.Tensor]:
         return {place.key: held.value(place.number)}
 
-    def _state(self, file: SliceFile, place: SlicePlace, held: SliceHolder) -> Mapping[str, torch.Tensor]:
+    def _state(self, file: SliceFile, place: SlicePlace, held: ServerState) -> Mapping[str, torch.Tensor]:
         """Return the optimizer state of a slice; the first slice also carries the state of the parameter as a whole."""
         state = held.state(int(file.optimizer or 0), place.number)
         if not state:
@@ -232,7 +232,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class SliceDirectory(Protocol):
-    """A worker's view of the servers, implemented by `HeldSlices`."""
+    """A worker's view of the servers, implemented by `PlacedVariables`."""
 
     @property
     def num_servers(self) -> int:

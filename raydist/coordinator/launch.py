@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, final
 
 from raydist.actors.parameter_servers import ServerActors
-from raydist.actors.replica import ReplicaActors, Seat, console_settings
+from raydist.actors.replica import ReplicaActors, ReplicaSlot, console_settings
 from raydist.actors.worker_actors import WorkerActors
-from raydist.checkpoints.ps_reader import PartReader
-from raydist.checkpoints.ps_save import SliceWriter
+from raydist.checkpoints.ps_reader import ServerReader
+from raydist.checkpoints.ps_save import ServerWriter
 from raydist.cluster.nodes import Cluster, Node, hosts_of, living_nodes, place, release
 from raydist.context.cluster_resolver import ClusterResolver, host_of
 from raydist.coordinator.coordinator import Coordinator
@@ -257,8 +257,8 @@ def make_server(number: int, num_servers: int, consistency: Consistency, memory:
         num_servers,
         consistency,
         memory=memory,
-        saver=SliceWriter(),
-        restorer=PartReader(),
+        saver=ServerWriter(),
+        restorer=ServerReader(),
     )
 
 
@@ -289,8 +289,8 @@ def _start_actors(plan: PsPlan, reservation: Any, timeouts: Timeouts) -> Launche
         num_workers=len(setups),
         limit_s=timeouts.collective_s,
     )
-    seats = [
-        Seat(
+    slots = [
+        ReplicaSlot(
             bundle=plan.num_ps + setup.rank,
             resources=plan.worker_resources,
             env={"OMP_NUM_THREADS": str(setup.num_threads), **console_settings()},
@@ -299,5 +299,5 @@ def _start_actors(plan: PsPlan, reservation: Any, timeouts: Timeouts) -> Launche
         )
         for setup in setups
     ]
-    workers = WorkerActors(ReplicaActors(reservation, seats, name=name, kind="worker"))
+    workers = WorkerActors(ReplicaActors(reservation, slots, name=name, kind="worker"))
     return Launched(setups, workers, servers, hosts)

@@ -103,12 +103,12 @@ class PsServers:
                 self._client.ask_all(Finish(answer.step, answer.completes))
 
     def saved(self, token: str) -> list[Any]:
-        """Return the state of a save on each server; see `SliceSaver.report`."""
+        """Return the state of a save on each server; see `ServerSaver.report`."""
         with self._asking:
             return [answer.value for answer in self._client.ask_all(SaveReport(token))]
 
     def restored(self, token: str) -> list[Any]:
-        """Return the state of a restore on each server; see `PartRestorer.report`."""
+        """Return the state of a restore on each server; see `ServerRestorer.report`."""
         with self._asking:
             return [answer.value for answer in self._client.ask_all(ReadReport(token))]
 

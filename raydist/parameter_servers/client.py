@@ -210,7 +210,7 @@ def rows_by_server(
 
 
 @final
-class HeldSlices:
+class PlacedVariables:
     """A worker's knowledge of the servers' slices, for the worker's thread.
 
     Args:

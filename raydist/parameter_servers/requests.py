@@ -142,7 +142,7 @@ class BeginSave(ServerRequest):
     """Copy this server's part of a checkpoint, and write the copy in the background; tensors: further ones to write.
 
     Attributes:
-        order: An order for the `SliceSaver`.
+        order: An order for the `ServerSaver`.
     """
 
     order: Any
@@ -151,7 +151,7 @@ class BeginSave(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class SaveReport(ServerRequest):
-    """Return the state of a save; answer: `value` is the result of `SliceSaver.report`."""
+    """Return the state of a save; answer: `value` is the result of `ServerSaver.report`."""
 
     token: str
 
@@ -417,7 +417,7 @@ class BeginRestore(ServerRequest):
     """Read this server's part of a checkpoint in the background, and hold it aside. Drops what was held before.
 
     Attributes:
-        order: An order for the `PartRestorer`.
+        order: An order for the `ServerRestorer`.
     """
 
     order: Any
@@ -426,7 +426,7 @@ class BeginRestore(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class ReadReport(ServerRequest):
-    """Return the state of the restore; answer: `value` is the result of `PartRestorer.report`."""
+    """Return the state of the restore; answer: `value` is the result of `ServerRestorer.report`."""
 
     token: str
 

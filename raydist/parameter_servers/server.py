@@ -17,7 +17,6 @@ from raydist.parameter_servers.changes import (
     DelayedAnswers,
     Reply,
 )
-from raydist.parameter_servers.checkpointing import PartRestorer, SliceSaver
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups, require_consistency
 from raydist.parameter_servers.requests import (
     Arrive,
@@ -38,7 +37,7 @@ from raydist.parameter_servers.requests import (
     Verdict,
     WriteStates,
 )
-from raydist.parameter_servers.server_state import ServerState
+from raydist.parameter_servers.server_state import ServerRestorer, ServerSaver, ServerState
 from raydist.parameter_servers.sync_steps import SyncSteps
 
 _SAVE_S = 2.0  # closing a strategy has waited for its saves before
@@ -60,8 +59,8 @@ class ParameterServer:
         consistency: Consistency = "async",
         *,
         memory: int | None = None,
-        saver: SliceSaver | None = None,
-        restorer: PartRestorer | None = None,
+        saver: ServerSaver | None = None,
+        restorer: ServerRestorer | None = None,
     ) -> None:
         require_consistency(consistency)
         self._in_steps = isinstance(consistency, SyncWithBackups)

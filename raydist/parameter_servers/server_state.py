@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.checkpointing import PartRestorer, SliceSaver
 from raydist.parameter_servers.optimizers import state_bytes_per_byte
 from raydist.parameter_servers.requests import (
     AddOptimizer,
@@ -35,6 +35,52 @@ from raydist.parameter_servers.server_slices import PsSlices
 from raydist.pipelines.engine.machine import free_memory
 
 
+class ServerSaver(ABC):
+    """Writes one server's part of checkpoints: see `checkpoints.ps_save.ServerWriter`."""
+
+    @abstractmethod
+    def begin(self, order: Any, tensors: Sequence[torch.Tensor], held: ServerState) -> None:
+        """Copy the ordered values, and write them in a thread. An order that was carried out before changes nothing.
+
+        Args:
+            order: The description of what to write; `report` tells errors.
+            tensors: Further tensors of the order; not kept after this returns.
+            held: The server's state.
+        """
+
+    @abstractmethod
+    def report(self, token: str) -> Any:
+        """Return the outcome of a save; None until it is known."""
+
+    @abstractmethod
+    def close(self, within_s: float) -> None:
+        """Wait for saves that are being written."""
+
+
+class ServerRestorer(ABC):
+    """Reads one server's part of checkpoints: see `checkpoints.ps_reader.ServerReader`."""
+
+    @abstractmethod
+    def begin(self, order: Any, held: ServerState) -> None:
+        """Begin to read in a thread; `report` tells errors. An order that was begun before changes nothing."""
+
+    @abstractmethod
+    def report(self, token: str) -> Any:
+        """Return the outcome of a read; None until it is known."""
+
+    @abstractmethod
+    def commit(self, token: str, held: ServerState) -> None:
+        """Replace the values by the ones read. FailedPreconditionError if none were read, without a change."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Drop what was read, and what is being read."""
+
+    @abstractmethod
+    def close(self, within_s: float) -> None:
+        """Discard, and wait for the thread."""
+
+
 @final
 class ServerState:
     """Creates, finds and saves a server's objects; other classes change their values.
@@ -49,8 +95,8 @@ class ServerState:
         num_servers: int,
         *,
         memory: int | None,
-        saver: SliceSaver | None = None,
-        restorer: PartRestorer | None = None,
+        saver: ServerSaver | None = None,
+        restorer: ServerRestorer | None = None,
     ) -> None:
         self._number = number
         self._num_servers = num_servers
@@ -92,17 +138,17 @@ class ServerState:
 
     def _manage_checkpoints(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
         match request, self._saver, self._restorer:
-            case BeginSave(), SliceSaver() as saver, _:
+            case BeginSave(), ServerSaver() as saver, _:
                 return saver.begin(request.order, tensors, self)
-            case SaveReport(), SliceSaver() as saver, _:
+            case SaveReport(), ServerSaver() as saver, _:
                 return saver.report(request.token)
-            case BeginRestore(), _, PartRestorer() as restorer:
+            case BeginRestore(), _, ServerRestorer() as restorer:
                 return restorer.begin(request.order, self)
-            case ReadReport(), _, PartRestorer() as restorer:
+            case ReadReport(), _, ServerRestorer() as restorer:
                 return restorer.report(request.token)
-            case CommitRestore(), _, PartRestorer() as restorer:
+            case CommitRestore(), _, ServerRestorer() as restorer:
                 return restorer.commit(request.token, self)
-            case DiscardRestore(), _, PartRestorer() as restorer:
+            case DiscardRestore(), _, ServerRestorer() as restorer:
                 return restorer.discard()
             case _:
                 raise InvalidArgumentError(
@@ -123,17 +169,25 @@ class ServerState:
         self,
         tables: Mapping[int, RowTable],
         values: Mapping[int, torch.Tensor],
-        memories: Mapping[int, Mapping[int, Mapping[str, Any]]],
+        states: Mapping[int, Mapping[int, Mapping[str, Any]]],
     ) -> None:
-        """Implement `PartHolder.replace`. Workers keep no rows, and read the values again, whose version is newer."""
+        """Replace present values, all or none: no reader sees a part of the change.
+
+        Workers keep no rows, and read the values again, whose version is newer.
+
+        Args:
+            tables: Tables by handle.
+            values: Values of slices, by number.
+            states: States by optimizer handle and slice number; the optimizer owns the tensors from now on.
+        """
         for handle in tables:
             self.table(handle)  # raises if the table was never created
-        for handle, states in memories.items():
-            self._optimizer(handle).require_slices(states)
+        for handle, mine in states.items():
+            self._optimizer(handle).require_slices(mine)
         if values:
             self.values.replace(values)
-        for handle, states in memories.items():
-            self._optimizer(handle).replace_state(states)
+        for handle, mine in states.items():
+            self._optimizer(handle).replace_state(mine)
         self.tables.update(tables)
 
     def value(self, number: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.actors.replica import ReplicaActors, Seat, console_settings
+from raydist.actors.replica import ReplicaActors, ReplicaSlot, console_settings
 from raydist.cluster.nodes import Cluster, Node, address_for, hosts_of, living_nodes, place, release
 from raydist.collectives.opening import backends_for, open_communicator
 from raydist.collectives.ray_backend import create_group
@@ -176,19 +176,19 @@ def launch(plan: LaunchPlan, timeouts: Timeouts, holder: str) -> ReplicaGroup:
     else:
         reservation = place_slice(plan.tpu_slice, name=plan.setups[0].name, timeout_s=timeouts.start_s)
     try:
-        return _seat(plan, reservation, timeouts)
+        return _start_actors(plan, reservation, timeouts)
     except BaseException:
         release(reservation)
         raise
 
 
-def _seat(plan: LaunchPlan, reservation: Any, timeouts: Timeouts) -> ReplicaGroup:
+def _start_actors(plan: LaunchPlan, reservation: Any, timeouts: Timeouts) -> ReplicaGroup:
     """Start one actor for each process, in the reserved bundles."""
     placed = hosts_of(reservation)
     hosts = tuple(placed[plan.bundle_of(setup)] for setup in plan.setups)
     setups = settle(plan.setups, hosts, {node.node_id: node for node in living_nodes()})
-    seats = [
-        Seat(
+    slots = [
+        ReplicaSlot(
             bundle=plan.bundle_of(setup),
             resources=plan.resources,
             env={"OMP_NUM_THREADS": str(setup.num_threads), **console_settings()},
@@ -197,7 +197,7 @@ def _seat(plan: LaunchPlan, reservation: Any, timeouts: Timeouts) -> ReplicaGrou
         )
         for setup, host in list(zip(setups, hosts, strict=True))[:: plan.per_process]
     ]
-    actors = ReplicaActors(reservation, seats, name=setups[0].name, per_process=plan.per_process)
+    actors = ReplicaActors(reservation, slots, name=setups[0].name, per_process=plan.per_process)
     store = RendezvousStore(address_for(hosts, plan.store_host))
     # Ray's collective groups have one member a process.
     join = create_group if plan.per_process == 1 else open_communicator

@@ -17,7 +17,7 @@ from raydist.actors.portable_errors import PortableError
 from raydist.checkpoints import read_tensors
 from raydist.checkpoints.capture import commit
 from raydist.checkpoints.manifest import CheckpointManifest, SavedCheckpoint, SavedObject, open_checkpoint
-from raydist.checkpoints.ps_reader import PartReader, StoredColumn, StoredRows, StoredSlices
+from raydist.checkpoints.ps_reader import ServerReader, StoredColumn, StoredRows, StoredSlices
 from raydist.checkpoints.ps_restore import (
     RestoreCommand,
     StoredOptimizerState,
@@ -29,9 +29,9 @@ from raydist.checkpoints.ps_restore import (
 from raydist.checkpoints.ps_save import (
     SaveCommand,
     SaveCommands,
+    ServerWriter,
     SliceFile,
     SlicePlace,
-    SliceWriter,
 )
 from raydist.checkpoints.read_tensors import read_pieces
 from raydist.checkpoints.shards import Shard, ShardRequest
@@ -65,6 +65,10 @@ class Held:
         raise AssertionError("no test commits")
 
 
+def held_values(values: Mapping[int, torch.Tensor] | None = None) -> Any:
+    return Held(values)
+
+
 @pytest.fixture
 def command(tmp_path: Path) -> RestoreCommand:
     bag = torch.nn.ModuleDict({"words": rd.ShardedEmbedding(10, 2, seed=1)})
@@ -75,7 +79,7 @@ def command(tmp_path: Path) -> RestoreCommand:
 
 
 def test_who_is_told_to_forget_reads_no_further(command: RestoreCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, reader, held = threading.Event(), PartReader(), Held()
+    gate, reader, held = threading.Event(), ServerReader(), Held()
     original = read_pieces
 
     def slow(*args: Any) -> Any:
@@ -185,7 +189,9 @@ def test_slices_are_found_wherever_they_lie(
         slices=(StoredSlice(1, "model", "w", first), StoredSlice(2, "model", "s", 0)),
         optimizer_states=(stored_state(1, first), stored_state(3, 0)),
     )
-    stored = StoredSlices(command, Held({1: torch.zeros(last - first, 2), 2: torch.tensor(0.0), 3: torch.zeros(2, 2)}))
+    stored = StoredSlices(
+        command, held_values({1: torch.zeros(last - first, 2), 2: torch.tensor(0.0), 3: torch.zeros(2, 2)})
+    )
     stored.open()
     stored.read()
     assert torch.equal(stored.values[1], WEIGHT[first:last])
@@ -200,7 +206,9 @@ def test_slices_are_found_wherever_they_lie(
 
 def test_files_are_looked_at_before_memory_is_made(checkpoint: SavedCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "c" / "model-2.safetensors").unlink()
-    stored = StoredSlices(RestoreCommand("a", checkpoint, slices=(StoredSlice(1, "model", "w", 0),)), Held({1: WEIGHT}))
+    stored = StoredSlices(
+        RestoreCommand("a", checkpoint, slices=(StoredSlice(1, "model", "w", 0),)), held_values({1: WEIGHT})
+    )
     with pytest.raises(rd.DataLossError, match="model-2.safetensors' is missing"):
         stored.open()
     assert not stored.values
@@ -267,9 +275,7 @@ def test_what_optimizers_remember_is_asked_for_by_parameter_and_large_files_are_
     assert {file.optimizer for file in (first, second, third)} == {7}
 
 
-class HeldSlices:
-    """Two slices."""
-
+class TwoSlices:
     def __init__(self) -> None:
         self.values = {1: torch.arange(4.0).reshape(2, 2), 2: torch.zeros(2, 2)}
 
@@ -283,6 +289,10 @@ class HeldSlices:
         raise AssertionError("no test asks for rows")
 
 
+def two_slices() -> Any:
+    return TwoSlices()
+
+
 @pytest.fixture
 def new(tmp_path: Path) -> NewFiles:
     files = directory_files(str(tmp_path / "c"))
@@ -290,7 +300,7 @@ def new(tmp_path: Path) -> NewFiles:
     return NewFiles(files)
 
 
-def report(writer: SliceWriter, token: str) -> Shard:
+def report(writer: ServerWriter, token: str) -> Shard:
     writer.close(10.0)
     found = writer.report(token)
     assert isinstance(found, Shard), found
@@ -300,7 +310,7 @@ def report(writer: SliceWriter, token: str) -> Shard:
 def test_values_are_those_of_the_moment_and_an_order_that_comes_again_is_done_once(
     new: NewFiles, tmp_path: Path
 ) -> None:
-    writer, held, given = SliceWriter(), HeldSlices(), torch.ones(2)
+    writer, held, given = ServerWriter(), two_slices(), torch.ones(2)
     places = (SlicePlace("w", 1, RowRange(2, 4, 6)), SlicePlace("v", 2))
     command = SaveCommand("a", new, (SliceFile("model", 0, "model.safetensors", places, given=("extra",)),))
     writer.begin(command, [given], held)

@@ -19,8 +19,8 @@ from torch import nn
 import raydist as rd
 from raydist.checkpoints import checkpoint as saving
 from raydist.checkpoints import contents, read_tensors
-from raydist.checkpoints.ps_reader import PartReader
-from raydist.checkpoints.ps_save import SliceWriter
+from raydist.checkpoints.ps_reader import ServerReader
+from raydist.checkpoints.ps_save import ServerWriter
 from raydist.checkpoints.shards import DispatchedSave, ShardTerms
 from raydist.coordinator.checkpointing import PS_RESTORES, PS_SAVES, PsRestorer, PsSaver, ps_save_state
 from raydist.coordinator.closures import Closure
@@ -49,8 +49,8 @@ class ServersHere:
                 num_servers,
                 consistency,
                 memory=memory,
-                saver=SliceWriter(),
-                restorer=PartReader(),
+                saver=ServerWriter(),
+                restorer=ServerReader(),
             )
             for number in range(num_servers)
         ]

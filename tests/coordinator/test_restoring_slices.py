@@ -15,7 +15,7 @@ from torch import nn
 
 import raydist as rd
 from raydist.checkpoints.manifest import SavedCheckpoint
-from raydist.checkpoints.ps_reader import PartReader
+from raydist.checkpoints.ps_reader import ServerReader
 from raydist.coordinator.checkpointing import PsRestorer
 from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
 from raydist.parameter_servers.slices import FixedShardsPartitioner
@@ -208,7 +208,7 @@ def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pyt
         run.train(range(2))
         here.coordinator.join()
         begun: list[str] = []
-        original = PartReader.begin
+        original = ServerReader.begin
 
         def begin(self: Any, order: Any, held: Any) -> None:
             original(self, order, held)
@@ -216,7 +216,7 @@ def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pyt
             if len(begun) == 2:  # both servers have begun, and nobody hears of it
                 here.port.kill(int(begun[0].removeprefix("worker ")))
 
-        monkeypatch.setattr(PartReader, "begin", begin)
+        monkeypatch.setattr(ServerReader, "begin", begin)
         run.checkpoint.restore(path)
         assert len(begun) == 4
         assert_same(run.state(), expected)

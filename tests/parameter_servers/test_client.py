@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.parameter_servers.client import Ask, HeldSlices, PsRows, ServerClient, rows_by_server
+from raydist.parameter_servers.client import Ask, PlacedVariables, PsRows, ServerClient, rows_by_server
 from raydist.parameter_servers.connection import (
     RequestDispatcher,
     ServerConnection,
@@ -170,7 +170,7 @@ def test_variables_are_known_by_their_memory() -> None:
     read: list[list[torch.optim.Optimizer]] = []
     client = ServerClient((), Sender(0, 0), timeout_s=1.0)
     handles = {id(obj): handle for handle, obj in objects.items()}
-    held = HeldSlices(client, table, objects.get, lambda obj: handles.get(id(obj)), read.append)
+    held = PlacedVariables(client, table, objects.get, lambda obj: handles.get(id(obj)), read.append)
     found = held.places(
         {
             **model.state_dict(),

@@ -11,7 +11,6 @@ from torch import nn
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.checkpointing import PartHolder, PartRestorer, SliceHolder, SliceSaver
 from raydist.parameter_servers.optimizers import step_bare
 from raydist.parameter_servers.requests import (
     AddOptimizer,
@@ -39,6 +38,7 @@ from raydist.parameter_servers.requests import (
     Statistics,
 )
 from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.server_state import ServerRestorer, ServerSaver, ServerState
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, servers, slice_of, slices_of_zeros
 
@@ -284,12 +284,12 @@ def test_room_for_what_an_optimizer_remembers() -> None:
         BareWorker([server], parameters, torch.optim.Adam(parameters))
 
 
-class Saver(SliceSaver):
+class Saver(ServerSaver):
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.closed = False
 
-    def begin(self, order: Any, tensors: Sequence[torch.Tensor], held: SliceHolder) -> None:
+    def begin(self, order: Any, tensors: Sequence[torch.Tensor], held: ServerState) -> None:
         self.seen = [order, tensors[0].tolist(), held.value(3).tolist()]
 
     def report(self, token: str) -> Any:
@@ -319,19 +319,19 @@ def test_a_server_without_one_says_so(request_: ServerRequest) -> None:
 ROWS: dict[str, Any] = {"rows": torch.tensor([2]), "values": torch.ones(1, 3), "optimizers": {}}
 
 
-class Restorer(PartRestorer):
+class Restorer(ServerRestorer):
     def __init__(self) -> None:
         self.tables: dict[int, RowTable] = {}
         self.told: list[str] = []
 
-    def begin(self, order: int, held: PartHolder) -> None:
+    def begin(self, order: int, held: ServerState) -> None:
         self.tables = {order: held.table(order).anew()}
         self.tables[order].load([ROWS])
 
     def report(self, token: str) -> Any:
         return f"{token} is done"
 
-    def commit(self, token: str, held: PartHolder) -> None:
+    def commit(self, token: str, held: ServerState) -> None:
         held.replace({**self.tables, **({9: self.tables[3]} if token == "more" else {})}, {}, {})
 
     def discard(self) -> None:

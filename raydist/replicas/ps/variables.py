@@ -17,7 +17,7 @@ from raydist.checkpoints.ps_restore import PsRestores
 from raydist.checkpoints.ps_save import PsSaves
 from raydist.compat.torch_internals import disable_compiler
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.client import HeldSlices, PsRows, ServerClient
+from raydist.parameter_servers.client import PlacedVariables, PsRows, ServerClient
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
 from raydist.parameter_servers.local_rows import reading_rows, spec_of, take_held_rows
@@ -104,7 +104,7 @@ class PsModel:
         self.optimizers = PsOptimizers(client, self._known, self.slices, self._tables)
         self.states = ClosureStates(self.optimizers)
         self.rows = PsRows(client, self._known.handle_of)
-        self.held = HeldSlices(
+        self.held = PlacedVariables(
             client, self.slices.table, self._known.get, self._known.handle_of, self.optimizers.read_states
         )
 

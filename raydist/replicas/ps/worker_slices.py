@@ -111,11 +111,11 @@ class PushPlans:
             if parameter.grad is not None
         ]
         tables = {member: parameter for parameter, member in found if spec_of(parameter) is not None}
-        served = [(parameter.grad, member) for parameter, member in found if member in table]
-        if not served and not tables:
+        variables = {member: parameter.grad for parameter, member in found if member in table}
+        if not variables and not tables:
             return None
-        gradients = [gradient for gradient, _ in served]
-        key = handle, tuple(served_by for _, served_by in served), tuple(map(form_of, gradients)), tuple(tables)
+        gradients = list(variables.values())
+        key = handle, tuple(variables), tuple(map(form_of, gradients)), tuple(tables)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS_KEPT:
