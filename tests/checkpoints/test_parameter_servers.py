@@ -65,7 +65,7 @@ class Held:
         raise AssertionError("no test commits")
 
 
-def held_values(values: Mapping[int, torch.Tensor] | None = None) -> Any:
+def state_of(values: Mapping[int, torch.Tensor] | None = None) -> Any:
     return Held(values)
 
 
@@ -79,7 +79,7 @@ def command(tmp_path: Path) -> RestoreCommand:
 
 
 def test_who_is_told_to_forget_reads_no_further(command: RestoreCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, reader, held = threading.Event(), ServerReader(), Held()
+    gate, reader, held = threading.Event(), ServerReader(), state_of()
     original = read_pieces
 
     def slow(*args: Any) -> Any:
@@ -190,7 +190,7 @@ def test_slices_are_found_wherever_they_lie(
         optimizer_states=(stored_state(1, first), stored_state(3, 0)),
     )
     stored = StoredSlices(
-        command, held_values({1: torch.zeros(last - first, 2), 2: torch.tensor(0.0), 3: torch.zeros(2, 2)})
+        command, state_of({1: torch.zeros(last - first, 2), 2: torch.tensor(0.0), 3: torch.zeros(2, 2)})
     )
     stored.open()
     stored.read()
@@ -207,7 +207,7 @@ def test_slices_are_found_wherever_they_lie(
 def test_files_are_looked_at_before_memory_is_made(checkpoint: SavedCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "c" / "model-2.safetensors").unlink()
     stored = StoredSlices(
-        RestoreCommand("a", checkpoint, slices=(StoredSlice(1, "model", "w", 0),)), held_values({1: WEIGHT})
+        RestoreCommand("a", checkpoint, slices=(StoredSlice(1, "model", "w", 0),)), state_of({1: WEIGHT})
     )
     with pytest.raises(rd.DataLossError, match="model-2.safetensors' is missing"):
         stored.open()
