@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +15,6 @@ from raydist.parameter_servers.requests import (
     AddOptimizer,
     CreateSlices,
     OptimizerGroup,
-    Pull,
     Push,
     PushKey,
     Sender,
@@ -25,7 +23,7 @@ from raydist.parameter_servers.requests import (
 )
 from raydist.parameter_servers.server import ParameterServer
 from raydist.parameter_servers.server_slices import PsSlices
-from raydist.parameter_servers.slices import FixedShardsPartitioner, PsSlice, VariableSpec, plan_slices
+from raydist.parameter_servers.slices import PsSlice
 
 OPTIMIZER = 100
 
@@ -65,108 +63,18 @@ def answer(server: ParameterServer, request: ServerRequest, *tensors: torch.Tens
     return ask(server, request, *tensors)[0]
 
 
-class BareWorker:
-    """Keeps the parameters of a model on servers, as a worker does.
-
-    Args:
-        servers: These.
-        parameters: Of the model.
-        optimizer: Steps them, on the servers.
-        number: Of the worker; the first one has the slices created.
-    """
-
-    def __init__(
-        self,
-        servers: Sequence[ParameterServer],
-        parameters: Sequence[torch.nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        number: int = 0,
-        shards: int = 1,
-    ) -> None:
-        self.sender = Sender(number, 0)
-        self.servers = servers
-        self.parameters = list(parameters)
-        self.optimizer = optimizer
-        self.keys = (PushKey(closure, 0) for closure in itertools.count())
-        specs = [VariableSpec(i, f"v{i}", tuple(p.shape), p.dtype) for i, p in enumerate(self.parameters)]
-        self.slices = plan_slices(specs, [0] * len(servers), FixedShardsPartitioner(shards), 0)
-        self.versions = [0] * len(servers)
-        for server in range(len(servers) if number == 0 else 0):
-            self.create(server)
-
-    def mine(self, server: int) -> list[PsSlice]:
-        return [each for each in self.slices if each.server == server]
-
-    def view(self, each: PsSlice) -> torch.Tensor:
-        return each.within(self.parameters[each.handle].data)
-
-    def create(self, server: int) -> None:
-        mine = self.mine(server)
-        values = [self.view(each).clone() for each in mine]
-        answer(self.servers[server], CreateSlices(tuple(mine)), *values)
-        places = {parameter: handle for handle, parameter in enumerate(self.parameters)}
-        groups = [
-            OptimizerGroup(options_of(group), tuple(each.number for each in mine if each.handle in handles))
-            for group in self.optimizer.param_groups
-            for handles in [{places[parameter] for parameter in group["params"]}]
-        ]
-        kind = cloudpickle.dumps(type(self.optimizer))
-        answer(self.servers[server], AddOptimizer(OPTIMIZER, kind, tuple(groups)))
-
-    def pull(self) -> None:
-        for number, server in enumerate(self.servers):
-            mine = self.mine(number)
-            told, tensors = ask(server, Pull(tuple(each.number for each in mine), self.sender))
-            self.versions[number] = told.version
-            for each, tensor in zip(mine, tensors, strict=True):
-                self.view(each).copy_(tensor)
-
-    def request(self, server: int, key: PushKey, **fields: Any) -> tuple[Push, list[torch.Tensor]]:
-        tensors: list[torch.Tensor] = []
-        numbers: list[int] = []
-        forms: list[Any] = []
-        for each in self.mine(server):
-            gradient = self.parameters[each.handle].grad
-            if gradient is not None:
-                numbers.append(each.number)
-                forms.append("rows" if gradient.is_sparse else "dense")
-                tensors += pieces(each, gradient)
-        push = Push(self.sender, key, OPTIMIZER, tuple(numbers), tuple(forms), **fields)
-        return push, tensors
-
-    def step(self) -> None:
-        """What `optimizer.step()` is for a worker, under "async"."""
-        key = next(self.keys)
-        for number, server in enumerate(self.servers):
-            mine = self.mine(number)
-            push, tensors = self.request(
-                number,
-                key,
-                options=tuple(options_of(group) for group in self.optimizer.param_groups),
-                read_version=self.versions[number],
-                pull=tuple(each.number for each in mine),
-            )
-            told, values = ask(server, push, *tensors)
-            for tensor in tensors:
-                if tensor.is_floating_point():
-                    tensor.fill_(torch.nan)  # the memory is used again
-            self.versions[number] = told.version
-            for each, value in zip(mine, values, strict=True):
-                self.view(each).copy_(value)
+def create(server: ParameterServer, *sizes: int, kind: Any = torch.optim.SGD, **options: Any) -> None:
+    """Create slices of zeros and their optimizer, unless the server has them: then it is told again."""
+    slices = tuple(slice_of(number, size) for number, size in enumerate(sizes))
+    defaults = kind([torch.zeros(1)], **options).defaults
+    answer(server, CreateSlices(slices), *(torch.zeros(each.shape, dtype=each.dtype) for each in slices))
+    group = OptimizerGroup(defaults, tuple(range(len(sizes))))
+    answer(server, AddOptimizer(OPTIMIZER, cloudpickle.dumps(kind), (group,)))
 
 
-def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+ME = Sender(0, 0)
 
 
-def pieces(each: PsSlice, gradient: torch.Tensor) -> list[torch.Tensor]:
-    """A slice's part of a gradient, as it travels."""
-    if not gradient.is_sparse:
-        return [each.within(gradient).clone()]
-    whole = gradient.coalesce()
-    rows = whole.indices()[0] - each.begin
-    inside = (rows >= 0) & (rows < each.shape[0])
-    return [rows[inside], whole.values()[inside]]
-
-
-Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+def push_of(key: PushKey, sender: Sender = ME, **fields: Any) -> Push:
+    """A push of one gradient, of slice 0."""
+    return Push(sender, key, OPTIMIZER, (0,), ("dense",), **fields)

@@ -43,7 +43,7 @@ from raydist.parameter_servers.requests import (
 )
 from raydist.parameter_servers.server import ParameterServer
 from raydist.parameter_servers.server_optimizer import PushedRows, ServerGradients
-from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, servers, slice_of
+from tests.parameter_servers.examples import OPTIMIZER, answer, ask, create, servers, slice_of
 
 CLOSURES = 12
 
@@ -280,12 +280,10 @@ TestUnreliableWorkers: Any = UnreliableWorkers.TestCase
 
 
 def test_what_optimizers_remember_is_written_once() -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(2)]
     with servers() as [server]:
-        worker = BareWorker([server], parameters, torch.optim.SGD(parameters, lr=1.0, momentum=0.5))
-        for parameter in parameters:
-            parameter.grad = torch.ones(2, dtype=torch.float64)
-        worker.step()
+        create(server, 2, 2, lr=1.0, momentum=0.5)
+        push = Push(Sender(0, 0), PushKey(0, 0), OPTIMIZER, (0, 1), ("dense", "dense"))
+        answer(server, push, *torch.ones(2, 2, dtype=torch.float64))
 
         def write(sender: Sender, value: float) -> str:
             states = {OPTIMIZER: {0: {"momentum_buffer": torch.full((2,), value).double()}}}

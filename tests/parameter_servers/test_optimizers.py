@@ -334,14 +334,6 @@ def test_what_does_not_belong_to_it_is_refused() -> None:
             optimizer.change_options([{}])
 
 
-def test_an_optimizer_that_takes_no_rows_says_so() -> None:
-    with slices_of_zeros(*SLICES) as values:
-        rows = PushedRows(torch.tensor([1]), torch.ones(1, dtype=torch.float64))
-        with pytest.raises(RuntimeError, match="Adam does not support sparse gradients"), values.changing():
-            adam(values).step(ServerGradients({0: rows}, {}))
-        assert values.value(0).grad is None
-
-
 def test_rows_and_whole_gradients_by_one_optimizer() -> None:
     """Torch passes over memory once for those, and cannot for these."""
     with slices_of_zeros(*SLICES) as values:
@@ -359,22 +351,6 @@ def test_rows_and_whole_gradients_by_one_optimizer() -> None:
         torch.testing.assert_close(values.value(0), bare.detach(), rtol=1e-9, atol=0)
 
 
-def test_what_is_remembered_of_some_slices_is_replaced() -> None:
-    with slices_of_zeros(*SLICES) as values:
-        optimizer = adam(values)
-        step(optimizer, values, s0=[1.0, 1.0], s1=[1.0, 1.0, 1.0])
-        known = optimizer.state()
-        given = {"step": torch.tensor(7.0), "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}
-        optimizer.require_slices([0, 1])
-        optimizer.replace_state({0: given})
-        assert optimizer.remembered(0)["exp_avg"] is given["exp_avg"]
-        torch.testing.assert_close(optimizer.state()[1], known[1])
-        optimizer.replace_state({0: {}})
-        assert list(optimizer.state()) == [1]
-        with pytest.raises(rd.InvalidArgumentError, match=r"has 3 of them and not number 7"):
-            optimizer.require_slices([0, 7])
-
-
 def sgd(values: PsSlices) -> ServerOptimizer:
     options = options_of(torch.optim.SGD, lr=1.0, momentum=0.5)
     return ServerOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0, 2))], values, {})
@@ -387,24 +363,6 @@ def test_momentum_of_some_slices_only() -> None:
         step(optimizer, values, s0=[1.0, 1.0], s2=[1.0, 1.0])
         assert values.value(0).tolist() == [-2.5, -2.5]
         assert values.value(2).tolist() == [-1, -1]
-
-
-def test_momentum_of_another_type() -> None:
-    with slices_of_zeros(*SLICES) as values:
-        optimizer = sgd(values)
-        optimizer.set_state({0: {"momentum_buffer": torch.ones(2)}})
-        step(optimizer, values, s0=[1.0, 1.0])
-        assert values.value(0).tolist() == [-1.5, -1.5]
-
-
-def test_momentum_that_lies_otherwise() -> None:
-    with slices_of_zeros(slice_of(0, 2, 3)) as values:
-        options = options_of(torch.optim.SGD, lr=1.0, momentum=1.0)
-        optimizer = ServerOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0,))], values, {})
-        momentum = torch.arange(6.0, dtype=torch.float64).view(3, 2).t()
-        optimizer.set_state({0: {"momentum_buffer": momentum}})
-        step(optimizer, values, s0=[[0.0] * 3] * 2)
-        assert torch.equal(values.value(0), -momentum)
 
 
 def test_momentum_of_rows_is_counted() -> None:

@@ -218,16 +218,6 @@ def test_what_does_not_belong_together_is_refused() -> None:
     assert torch.equal(table.pull(ALL), pull_all(tables))
 
 
-def test_an_optimizer_that_needs_all_rows_is_refused_before_anything_changes() -> None:
-    table, rows = RowTable(SPEC), torch.tensor([1, 2])
-    before = table.pull(rows)
-    with pytest.raises(InvalidArgumentError, match="LBFGS cannot"):
-        table.require_optimizer(torch.optim.LBFGS, {"lr": 1.0})
-    with pytest.raises(InvalidArgumentError, match="LBFGS cannot"):
-        table.push(rows, torch.ones(2, DIM), torch.optim.LBFGS, {"lr": 1.0})
-    assert torch.equal(table.pull(rows), before)
-
-
 NUMBERS = st.lists(st.lists(st.integers(0, 5000), max_size=400, unique=True), max_size=8)
 
 
@@ -253,13 +243,6 @@ def test_a_hash_index_is_a_dict(batches: list[list[int]]) -> None:
 @given(NUMBERS)
 def test_a_direct_index_is_a_dict(batches: list[list[int]]) -> None:
     follow(DirectIndex(5001), batches)
-
-
-def test_a_hash_index_stays_small() -> None:
-    index = HashIndex()
-    for begin in range(0, 200_000, 1000):
-        index.add(np.arange(begin, begin + 1000) * 4999)
-        assert index.num_bytes < 8 * (begin + 1000) + max(16 * (begin + 1000), 4096)
 
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3, 7])

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
 import pytest
 import torch
-from torch import nn
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.optimizers import step_bare
 from raydist.parameter_servers.requests import (
     AddOptimizer,
     Assign,
@@ -40,97 +38,22 @@ from raydist.parameter_servers.requests import (
 from raydist.parameter_servers.row_table import RowTable
 from raydist.parameter_servers.server_state import ServerRestorer, ServerSaver, ServerState
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
-from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, servers, slice_of, slices_of_zeros
-
-Optimizer = Callable[[Any], torch.optim.Optimizer]
-
-OPTIMIZERS: dict[str, Optimizer] = {
-    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, initial_accumulator_value=0.1),
-    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
-    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, centered=True, momentum=0.5),
-}
-
-
-def model() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1)).double()
-
-
-def train(net: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], object], steps: int = 20) -> None:
-    """Clipped steps with a schedule of learning rates."""
-    generator = torch.Generator().manual_seed(5)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
-    for _ in range(steps):
-        rows = torch.randn(8, 5, dtype=torch.float64, generator=generator)
-        optimizer.zero_grad()
-        (net(rows) - rows.sum(1, keepdim=True)).square().mean().backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        step()
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
-        scheduler.step()
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_one_worker_gets_the_parameters_of_a_bare_loop(name: str, count: int) -> None:
-    bare, ours = model(), model()
-    optimizer = OPTIMIZERS[name](bare.parameters())
-    train(bare, optimizer, optimizer.step)
-    mine = OPTIMIZERS[name](ours.parameters())
-    with servers(count) as made:
-        worker = BareWorker(made, list(ours.parameters()), mine, shards=count)
-        train(ours, mine, worker.step)
-    for one, other in zip(bare.parameters(), ours.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam])
-def test_sparse_gradients_of_an_embedding(kind: Callable[..., torch.optim.Optimizer]) -> None:
-    def table() -> nn.Embedding:
-        torch.manual_seed(1)
-        return nn.Embedding(11, 3, sparse=True).double()
-
-    def look_up(rows: nn.Embedding, step: Callable[[], object]) -> None:
-        generator = torch.Generator().manual_seed(5)
-        for _ in range(10):
-            rows.zero_grad()
-            rows(torch.randint(0, 11, (6,), generator=generator)).square().sum().backward()
-            step()
-
-    bare, ours = table(), table()
-    optimizer = kind(bare.parameters(), lr=0.1)
-    look_up(bare, lambda: step_bare(optimizer))
-    mine = kind(ours.parameters(), lr=0.1)
-    with servers(2) as made:
-        look_up(ours, BareWorker(made, list(ours.parameters()), mine, shards=3).step)
-    torch.testing.assert_close(bare.weight, ours.weight, rtol=1e-9, atol=1e-12)
-
-
-def one_parameter(value: float = 0.0) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
-    parameters = [nn.Parameter(torch.full((2,), value, dtype=torch.float64))]
-    return parameters, torch.optim.SGD(parameters, lr=1.0)
-
-
-def push_of(worker: BareWorker, key: PushKey, sender: Sender | None = None, **fields: Any) -> Push:
-    return Push(sender or worker.sender, key, OPTIMIZER, (0,), ("dense",), **fields)
-
+from tests.parameter_servers.examples import OPTIMIZER, answer, ask, create, push_of, servers, slice_of, slices_of_zeros
 
 GRADIENT = torch.ones(2, dtype=torch.float64)
 
 
 def test_the_dead_change_nothing() -> None:
     with servers() as [server]:
-        worker = BareWorker([server], *one_parameter())
+        create(server, 2)
         answer(server, FenceWorker(Sender(0, 1)))
         for sender in (Sender(0, 0), Sender(0, 1)):
-            assert answer(server, push_of(worker, PushKey(1, 0), sender), GRADIENT).verdict == "fenced"
+            assert answer(server, push_of(PushKey(1, 0), sender), GRADIENT).verdict == "fenced"
             written = Assign(sender, PushKey(1, 1), (0,), (False,))
             assert answer(server, written, GRADIENT).verdict == "fenced"
             told, tensors = ask(server, Pull((0,), sender))
             assert (told.verdict, tensors) == ("fenced", [])
-        assert answer(server, push_of(worker, PushKey(1, 0), Sender(0, 2)), GRADIENT).verdict == "applied"
+        assert answer(server, push_of(PushKey(1, 0), Sender(0, 2)), GRADIENT).verdict == "applied"
         stats = answer(server, Statistics()).value
         assert (stats.pushes, stats.fenced) == (1, 4)
 
@@ -150,21 +73,21 @@ def test_values_written_by_hand() -> None:
 
 def test_what_has_not_changed_is_not_sent() -> None:
     with servers() as [server]:
-        worker = BareWorker([server], *one_parameter())
+        create(server, 2)
         told, tensors = ask(server, Pull((0,)))
         assert len(tensors) == 1
         assert ask(server, Pull((0,), unless=told.version))[1] == []
-        answer(server, push_of(worker, PushKey(1, 0)), GRADIENT)
+        answer(server, push_of(PushKey(1, 0)), GRADIENT)
         assert len(ask(server, Pull((0,), unless=told.version))[1]) == 1
 
 
 def test_what_it_did_is_counted() -> None:
     with servers() as [server]:
-        worker = BareWorker([server], *one_parameter())
-        worker.pull()
+        create(server, 2)
+        ask(server, Pull((0,)))
         for key in range(3):
-            answer(server, push_of(worker, PushKey(key, 0), read_version=1), GRADIENT)
-        answer(server, push_of(worker, PushKey(0, 0)), GRADIENT)
+            answer(server, push_of(PushKey(key, 0), read_version=1), GRADIENT)
+        answer(server, push_of(PushKey(0, 0)), GRADIENT)
         stats = answer(server, Statistics()).value
         assert (stats.server, stats.pulls, stats.pushes, stats.repeated) == (0, 1, 3, 1)
         assert (stats.bytes_pulled, stats.bytes_pushed) == (16, 48)
@@ -226,19 +149,15 @@ TABLE = 50
 SPEC = EmbeddingTableSpec(1000, 4, dtype=torch.float64, initializer="zeros")
 
 
-def test_an_optimizer_keeps_what_it_remembers_when_its_groups_change() -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))]
-    optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+def test_an_optimizer_keeps_what_it_remembers_when_it_is_added_again() -> None:
     with servers() as [server]:
-        worker = BareWorker([server], parameters, optimizer)
-        parameters[0].grad = torch.ones(2, dtype=torch.float64)
-        worker.step()
-        worker.create(0)  # told again
+        create(server, 2, lr=1.0, momentum=0.5)
+        answer(server, push_of(PushKey(0, 0)), GRADIENT)
+        create(server, 2, lr=1.0, momentum=0.5)
         states = answer(server, OptimizerState(OPTIMIZER)).value
         assert states[0]["momentum_buffer"].tolist() == [1, 1]
         answer(server, SetOptimizerState(OPTIMIZER, {0: {"momentum_buffer": torch.full((2,), 4.0).double()}}))
-        parameters[0].grad = torch.ones(2, dtype=torch.float64)
-        worker.step()
+        answer(server, push_of(PushKey(1, 0)), GRADIENT)
         assert answer(server, OptimizerState(OPTIMIZER)).value[0]["momentum_buffer"].tolist() == [3, 3]
 
 
@@ -276,12 +195,11 @@ def test_what_is_not_there() -> None:
 
 
 def test_room_for_what_an_optimizer_remembers() -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(1000, dtype=torch.float64))]
     with servers(memory=20_000) as [server]:
-        BareWorker([server], parameters, torch.optim.SGD(parameters, lr=1.0))
+        create(server, 1000)
     message = r"server 0 is to hold 16,000 bytes for a Adam and has 12,000 free: 4,000 too few"
     with servers(memory=20_000) as [server], pytest.raises(rd.InvalidArgumentError, match=message):
-        BareWorker([server], parameters, torch.optim.Adam(parameters))
+        create(server, 1000, kind=torch.optim.Adam)
 
 
 class Saver(ServerSaver):

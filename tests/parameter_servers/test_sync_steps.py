@@ -27,7 +27,7 @@ from raydist.parameter_servers.requests import (
 )
 from raydist.parameter_servers.server import ParameterServer
 from raydist.parameter_servers.sync_steps import Arrival, SyncSteps
-from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, servers
+from tests.parameter_servers.examples import answer, ask, create, push_of, servers
 
 NUMBERS = st.integers(0, 3)
 
@@ -155,11 +155,6 @@ def due(server: ParameterServer) -> dict[DelayedAnswer, ServerAnswer]:
     return {which: each[0] for which, each in told if not isinstance(each, Exception)}
 
 
-def with_parameter(server: ParameterServer) -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))]
-    BareWorker([server], parameters, torch.optim.SGD(parameters, lr=1.0))
-
-
 def test_the_dead_wait_no_more() -> None:
     with servers(1, rd.SyncWithBackups(0)) as [server]:
         slow, fast, _ = WORKERS
@@ -174,8 +169,7 @@ def test_the_dead_wait_no_more() -> None:
 
 
 def push(sender: Sender, step: int, completes: int, closure: int) -> Push:
-    key = PushKey(closure, 0)
-    return Push(sender, key, OPTIMIZER, (0,), ("dense",), step=step, completes=completes, pull=(0,))
+    return push_of(PushKey(closure, 0), sender, step=step, completes=completes, pull=(0,))
 
 
 def gradient(value: float) -> torch.Tensor:
@@ -184,7 +178,7 @@ def gradient(value: float) -> torch.Tensor:
 
 def test_a_step_with_a_backup() -> None:
     with servers(1, rd.SyncWithBackups(1)) as [server]:
-        with_parameter(server)
+        create(server, 2, lr=1.0)
         for closure, sender in enumerate(WORKERS):
             answer(server, BeginClosure(sender, closure))
         first = later(server, Arrive(WORKERS[2], PushKey(2, 0), 0))
@@ -208,8 +202,8 @@ def test_a_step_with_a_backup() -> None:
 
 def test_an_incomplete_step_can_be_finished() -> None:
     with servers(2, rd.SyncWithBackups(0)) as [zero, one]:
-        with_parameter(zero)
-        with_parameter(one)
+        create(zero, 2, lr=1.0)
+        create(one, 2, lr=1.0)
         told = answer(zero, Finish())
         assert (told.step, told.completes) == (0, 0)
         answer(zero, BeginClosure(WORKERS[0], 0))

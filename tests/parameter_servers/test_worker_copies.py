@@ -240,15 +240,6 @@ def test_data_in_the_same_memory_are_noticed() -> None:
         copies.written()
 
 
-def test_dropped_data_are_no_later_write(side: CopiesAtOnce | None) -> None:
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    copies = WorkerCopies(side)
-    copies.add([(1, parameter)])
-    parameter.data = torch.ones(3)
-    copies.drop_written()
-    assert (copies.written(), parameter.tolist()) == ([], [0, 0, 0])
-
-
 def test_what_is_forgotten_is_plain(side: CopiesAtOnce | None) -> None:
     made = variables()
     copies = WorkerCopies(side)

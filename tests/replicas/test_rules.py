@@ -164,19 +164,3 @@ def test_replicas_that_step_different_optimizers_are_told() -> None:
     message = r"came to replica 0: optimizer.step\(\) of Adam 0; replica 1: optimizer.step\(\) of SGD 1"
     with pytest.raises(rd.CollectiveMismatchError, match=message):
         on_ranks(2, lambda: list(two()), body)
-
-
-def make_sgd() -> list[Any]:
-    layer = torch.nn.Linear(2, 1)
-    return [layer, layer.weight, layer.bias, torch.optim.SGD(layer.parameters(), lr=0.1)]
-
-
-def test_what_replicas_do_together() -> None:
-    def body(variables: VariablesView, *_: Any) -> tuple[Any, ...]:
-        mean, first = torch.tensor([2.0 * variables.rank]), torch.tensor([variables.rank + 5])
-        variables.all_reduce(mean, "MEAN")
-        variables.broadcast(first)
-        numbers = variables.gather_numbers("a test", variables.rank, 7)
-        return mean.item(), first.item(), numbers, variables.gather_objects({"rank": variables.rank})
-
-    assert on_ranks(2, make_sgd, body) == [(1.0, 5, [(0, 7), (1, 7)], [{"rank": 0}, {"rank": 1}])] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -94,17 +93,6 @@ def test_one_leaf_given_twice_is_one_value_beside_others() -> None:
     assert (third, fourth) == (["b"], "v")
 
 
-def test_the_place_in_an_object_travels_with_its_source() -> None:
-    class Placed(Stored):
-        def part_on(self, rank: int, *, padding: bool = False) -> Part:
-            return Part(ref=self.ref, leaf_index=self.leaf_index, place=3)
-
-    assert addressed([Placed(10, 0), Stored(10, 1)], 0, padding=True) == (
-        (PartSource(0, 0, place=3), PartSource(0, 1)),
-        (10,),
-    )
-
-
 def test_parts_are_moved_unless_they_are_to_stay_on_the_host() -> None:
     class OnHost(Stored):
         def part_on(self, rank: int, *, padding: bool = False) -> Part:
@@ -151,18 +139,6 @@ def test_an_object_that_holds_several_steps_travels_once() -> None:
         (PartSource(0, 0, place=1),),
         (PartSource(1, 0),),
     )
-
-
-def test_each_replica_reads_its_steps_in_order_with_its_sources() -> None:
-    steps = [planned(5, PerReplica(["x", "y"])), planned(6)]
-    messages = [
-        pickle.loads(pickle.dumps(message)) for message, _ in address_steps(steps, [SentObjects(), SentObjects()])
-    ]
-    assert messages[0].headers == messages[1].headers
-    headers = messages[1].steps()
-    assert [header.step for header in headers] == [5, 6]
-    assert headers[0] == replace(steps[0].header, sources=(PartSource(None, value="y"),))
-    assert headers[1] == steps[1].header
 
 
 def test_every_part_is_asked_for_where_one_is_enough_to_know() -> None:

@@ -17,7 +17,7 @@ from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.core.errors import InvalidArgumentError
-from raydist.core.values import PerReplica, ReduceOp
+from raydist.core.values import ReduceOp
 from raydist.options import CommunicationOptions
 from raydist.replicas.function_calls import ReplicaView
 from raydist.replicas.rules import ReplicaVariables, StrategyHooks
@@ -108,16 +108,6 @@ def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:
     ]
 
 
-@pytest.mark.parametrize(("op", "value"), [("MIN", torch.inf), ("MAX", -torch.inf)])
-def test_padding_rows_do_not_change_a_minimum_or_maximum(op: str, value: float) -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run((0, 2), ReduceOp.MEAN, padding=True):
-            own = 0.0 if peers.is_padded else value
-            return peers.all_reduce(ReduceOp(op), torch.tensor(own)).item()
-
-    assert on_replicas(2, body) == [value, value]
-
-
 def test_after_an_error_others_rows_have_left_no_trace() -> None:
     def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
         def step() -> None:
@@ -129,15 +119,6 @@ def test_after_an_error_others_rows_have_left_no_trace() -> None:
         return mirror.buffer.item(), mirror.restored
 
     assert on_replicas(2, body) == [(0.0, [{3: 0}]), (11.0, [])]
-
-
-def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run((0, 2), ReduceOp.MEAN, padding=False):
-            pass
-        return peers.is_padded, reducer.opened, mirror.buffer.item()
-
-    assert on_replicas(2, body) == [(False, [(0.0, True)], 0.0), (False, [(1.0, False)], 1.0)]
 
 
 def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_them() -> None:
@@ -154,27 +135,6 @@ def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_t
 
     # 3 a batch is what both have added; then each again has what it adds itself.
     assert on_replicas(2, body) == [[1.0, 3.0, 6.0, 7.0, 1.0], [2.0, 3.0, 6.0, 8.0, 2.0]]
-
-
-def test_each_batch_of_a_loop_has_its_own_weights() -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run(None, ReduceOp.MEAN, padding=True):
-            peers.next_batch((2, 2))
-            peers.next_batch((3, 1))
-        return [weight for weight, _ in reducer.opened]
-
-    assert on_replicas(2, body) == [[0.5, 0.5, 0.75], [0.5, 0.5, 0.25]]
-
-
-def test_merge_call_sees_all_replicas_and_gives_each_its_part() -> None:
-    def merge(value: PerReplica, *, factor: PerReplica) -> Any:
-        pairs = zip(value.values, factor.values, strict=True)
-        return PerReplica([number * times for number, times in pairs]), sum(value.values)
-
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
-        return peers.merge_call(merge, (peers.rank + 1,), {"factor": 10})
-
-    assert on_replicas(2, body) == [(10, 3), (20, 3)]
 
 
 class Notes(StrategyHooks):

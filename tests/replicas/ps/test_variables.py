@@ -18,8 +18,9 @@ from tests.replicas.ps.ps_workers import servers
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
-    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, initial_accumulator_value=0.1),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, amsgrad=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, centered=True, momentum=0.5),
 }
 
 
@@ -54,7 +55,7 @@ def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", list(OPTIMIZERS))
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 3])
 def test_one_worker_trains_as_a_bare_loop_does(kind: str, count: int) -> None:
     bare = make(kind)
     with servers(count) as made:
