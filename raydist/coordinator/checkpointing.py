@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, final
 
 from torch import nn
 
@@ -24,19 +24,17 @@ from raydist.checkpoints.ps_save import begin_ps_save
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest
 from raydist.coordinator.closures import Closure
+from raydist.coordinator.ps_servers import PsServers
 from raydist.core.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.core.nest import unflatten
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_plain_state
 from raydist.parameter_servers.sharded_embedding import SavedRows
 
-
-@final
-class _Shares:
-    """Placeholder for the `PsSaves` of each worker."""
-
-
-PS_SAVES: Any = _Shares()
+PS_SAVES: Any = object()
+"""Placeholder for the `PsSaves` of each worker."""
+PS_RESTORES: Any = object()
+"""Placeholder for the `PsRestores` of each worker."""
 
 
 @final
@@ -94,27 +92,6 @@ _SHORTEST_S, _LONGEST_S = 0.002, 0.1  # between two questions
 
 
 @final
-class _Restores:
-    """Placeholder for the `PsRestores` of each worker."""
-
-
-PS_RESTORES: Any = _Restores()
-
-
-class RestoringServers(Protocol):
-    """The servers of a strategy: `PsServers`."""
-
-    def restored(self, token: str) -> Sequence[PreparedShard | PortableError | None]:
-        """Return the state of a restore on each server; None: not known yet."""
-
-    def commit_restore(self, token: str) -> Sequence[int]:
-        """Make every server use the values that it has read; returns the versions of its values afterwards."""
-
-    def discard_restore(self) -> None:
-        """Make every server drop what it has read."""
-
-
-@final
 class PsRestorer:
     """A `ShardRestorer` of a strategy with parameter servers: each server reads its own part.
 
@@ -131,7 +108,7 @@ class PsRestorer:
         mirror: MirrorDriver,
         run_alone: Callable[..., Any],
         join: Callable[[], None],
-        servers: Callable[[], RestoringServers],
+        servers: Callable[[], PsServers],
         note_seen: Callable[[Sequence[int]], None],
         limit_s: float,
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -24,6 +25,7 @@ _MOST_DEATHS = 5  # workers that died in the same closure: then the closure is t
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Closure:
     """A function call that runs once, on whichever worker is free. Results hold it, so it drops its work when it ends.
 
@@ -40,21 +42,16 @@ class Closure:
         boundary: The step boundary of the program at which the closure was scheduled.
     """
 
-    __slots__ = ("alone", "boundary", "deaths", "ended", "error", "key", "number", "result", "value", "work")
-
-    def __init__(
-        self, number: int, work: PlannedWork, key: bytes = b"", *, alone: bool = False, boundary: int = 0
-    ) -> None:
-        self.number = number
-        self.alone = alone
-        self.boundary = boundary
-        self.key = key
-        self.work: PlannedWork | None = work
-        self.deaths = 0
-        self.ended = False
-        self.result: StepResult | None = None
-        self.value: Any = None
-        self.error: Exception | None = None
+    number: int
+    work: PlannedWork | None
+    key: bytes = b""
+    alone: bool = False
+    boundary: int = 0
+    deaths: int = 0
+    ended: bool = False
+    result: StepResult | None = None
+    value: Any = None
+    error: Exception | None = None
 
 
 @final

@@ -152,7 +152,7 @@ class PsRows:
     def create(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
         """Create a table on the servers, with these rows."""
         handle, spec = self._known(weight)
-        self._ask_all(CreateTable(handle, spec))
+        self._client.ask_all(CreateTable(handle, spec))
         if states:
             self.import_rows(weight, states)
 
@@ -174,15 +174,12 @@ class PsRows:
     def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
         """Implement `RowAccess.export_rows`."""
         handle, _ = self._known(weight)
-        return [answer.value for answer in self._ask_all(RowState(handle))]
+        return [answer.value for answer in self._client.ask_all(RowState(handle))]
 
     def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
         """Implement `RowAccess.import_rows`."""
         handle, _ = self._known(weight)
-        self._ask_all(SetRowState(handle, list(states)))
-
-    def _ask_all(self, request: Any) -> list[Any]:
-        return self._client.ask_all(request)
+        self._client.ask_all(SetRowState(handle, list(states)))
 
     def _known(self, weight: torch.Tensor) -> tuple[int, EmbeddingTableSpec]:
         handle, spec = self._handle_of(weight), spec_of(weight)

@@ -78,7 +78,6 @@ class EmbeddingTableSpec:
         return torch.from_numpy((mixed * np.uint64(num_servers) >> np.uint64(32)).view(np.int64))
 
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ALL_BITS = (1 << 64) - 1
 
 
@@ -102,7 +101,7 @@ def _halves(spec: EmbeddingTableSpec, rows: torch.Tensor) -> np.ndarray[Any, np.
     """Return 32 random bits for each value, for an even number of values: word i of a row is its i-th SplitMix64."""
     seed = hash_mix(np.array([spec.seed & _ALL_BITS], np.uint64))
     begins = hash_mix(rows.numpy().view(np.uint64) + seed)
-    steps = np.arange((spec.dim + 1) // 2, dtype=np.uint64) * _GOLDEN
+    steps = np.arange((spec.dim + 1) // 2, dtype=np.uint64) * _STEP
     words: Words = hash_mix((begins[:, None] + steps).reshape(-1))
     return words.view(np.uint32).reshape(len(rows), -1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import torch
 
@@ -17,27 +17,8 @@ from raydist.compat.torch_internals import plain_tensors
 from raydist.core.errors import InvalidArgumentError
 
 
-class SideStream(Protocol):
-    """The interface of a device's copy stream."""
-
-    def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Start to copy to the first of each pair from the second, which is pinned. Does not block.
-
-        The copies run after all work that the device has now, and before all work that it gets later.
-        """
-
-    def wait(self) -> None:
-        """Block until the copies have read their sources."""
-
-    def fetch(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy to the first of each pair, which is pinned, from the second; blocks."""
-
-    def pinned(self, like: torch.Tensor) -> torch.Tensor:
-        """Return pinned memory on the host for the values of a tensor."""
-
-
 @final
-class CudaSideStream:
+class CopyStream:
     """The copy stream of a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -45,7 +26,10 @@ class CudaSideStream:
         self._side = torch.cuda.Stream(device)
 
     def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Start to copy to the device."""
+        """Start to copy to the first of each pair from the second, which is pinned. Does not block.
+
+        The copies run after all work that the device has now, and before all work that it gets later.
+        """
         current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side), torch.no_grad():
@@ -59,7 +43,7 @@ class CudaSideStream:
         self._side.synchronize()
 
     def fetch(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy to the host; blocks."""
+        """Copy to the first of each pair, which is pinned, from the second; blocks."""
         current = torch.cuda.current_stream(self._device)
         with torch.no_grad():
             for target, source in pairs:
@@ -67,20 +51,15 @@ class CudaSideStream:
         current.synchronize()
 
     def pinned(self, like: torch.Tensor) -> torch.Tensor:
-        """Return pinned memory like a tensor."""
+        """Return pinned memory on the host for the values of a tensor."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-
-
-def side_stream_for(device: torch.device) -> SideStream:
-    """Return a copy stream for a device of this process."""
-    return CudaSideStream(device)
 
 
 @final
 class HostGradients:
     """Copies gradients to the host, into reused pinned memory."""
 
-    def __init__(self, side: SideStream | None = None) -> None:
+    def __init__(self, side: CopyStream | None = None) -> None:
         self._side = side
         self._pinned: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
 
@@ -90,7 +69,7 @@ class HostGradients:
         if not away:
             return list(gradients)
         if self._side is None:
-            self._side = side_stream_for(away[0][1].device)
+            self._side = CopyStream(away[0][1].device)
         found = list(gradients)
         pairs = []
         for place, each in away:
@@ -116,7 +95,7 @@ class WorkerCopies:
         side: The device's copy stream; None: made for the first variable on a GPU.
     """
 
-    def __init__(self, side: SideStream | None = None) -> None:
+    def __init__(self, side: CopyStream | None = None) -> None:
         self._side = side
         self._groups: list[_Group] = []
         self._group_of: dict[int, _Group] = {}
@@ -131,10 +110,10 @@ class WorkerCopies:
                 self._groups.append(group)
                 self._group_of.update((handle, group) for handle, _ in some)
 
-    def _stream(self, variables: Sequence[tuple[int, torch.Tensor]]) -> SideStream | None:
+    def _stream(self, variables: Sequence[tuple[int, torch.Tensor]]) -> CopyStream | None:
         device = next((tensor.device for _, tensor in variables if tensor.is_cuda), None)
         if device is not None and self._side is None:
-            self._side = side_stream_for(device)
+            self._side = CopyStream(device)
         return self._side
 
     def __contains__(self, handle: int) -> bool:
@@ -206,7 +185,7 @@ class _Copy:
 class _Group:
     """Variables that were added together. On the CPU both copies of all of them are one piece of memory each."""
 
-    def __init__(self, variables: Sequence[tuple[int, torch.Tensor]], side: SideStream | None) -> None:
+    def __init__(self, variables: Sequence[tuple[int, torch.Tensor]], side: CopyStream | None) -> None:
         self.of_parameters = isinstance(variables[0][1], torch.nn.Parameter)
         self._side = side
         ends = [0]

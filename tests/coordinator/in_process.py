@@ -1,4 +1,4 @@
-"""Workers as threads, and variables that they share in one place of this process: a coordinator without actors."""
+"""Workers as threads: a coordinator without actors, servers or variables."""
 
 from __future__ import annotations
 
@@ -25,103 +25,54 @@ from raydist.replicas.step import ReplicaSetup
 TIMEOUTS = Timeouts(start_s=20.0, step_s=20.0, close_s=5.0)
 
 
-class Shared:
-    """What stands for servers: values by handle, and which updates were applied."""
+class NoVariables(WorkerRules):
+    """Rules of a worker without variables, which note the closures that begin: their number, and the worker."""
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.values: dict[int, torch.Tensor] = {}
-        self.applied: list[tuple[int, int]] = []
-        self.fenced: set[tuple[int, int]] = set()
-        self.version = 0
-        self.begun: list[tuple[int, int]] = []
-        self.num_finished = 0
-        self.dropped: list[int] = []
-
-
-class SharedRules(WorkerRules):
-    """Every parameter is read before a run; an optimizer step is carried out on the shared values, once."""
-
-    def __init__(self, shared: Shared, worker: int, generation: int) -> None:
-        self.shared, self.me = shared, (worker, generation)
-        self.label, self.index = ClosureLabel(-1), 0
+    def __init__(self, worker: int, begun: list[tuple[int, int]]) -> None:
+        self.worker, self.begun = worker, begun
 
     def before_run(self, variables: VariablesView, closure: ClosureLabel) -> None:
-        self.label, self.index = closure, 0
-        self.shared.begun.append((closure.number, self.me[0]))
-        self.read(variables)
-
-    def read(self, variables: VariablesView) -> None:
-        with self.shared.lock, torch.no_grad():
-            for handle, obj in variables.items():
-                if handle in self.shared.values:
-                    obj.copy_(self.shared.values[handle])
-
-    def step_optimizer(self, variables: VariablesView, optimizer: Any, step: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        with self.shared.lock:
-            key, self.index = (self.label.number, self.index), self.index + 1
-            self.read(variables)
-            if key not in self.shared.applied and self.me not in self.shared.fenced:
-                step(*args, **kwargs)
-                self.shared.applied.append(key)
-                self.shared.version += 1
-                self.write(variables)
-            else:
-                self.read(variables)
-
-    def write(self, variables: VariablesView) -> None:
-        for handle, obj in variables.items():
-            if isinstance(obj, torch.Tensor):
-                self.shared.values[handle] = obj.detach().clone()
+        self.begun.append((closure.number, self.worker))
 
     def after_failure(self, variables: VariablesView) -> None: ...
 
     def end_closure(self, variables: VariablesView, *, last: bool) -> None: ...
 
     def told(self) -> tuple[int, ...]:
-        return (self.shared.version,)
+        return ()
 
-    def settle(self, variables: VariablesView) -> Any:
-        return [handle for handle, obj in variables.items() if isinstance(obj, torch.Tensor)]
+    def settle(self, variables: VariablesView) -> Any: ...
 
-    def place(self, variables: VariablesView, plan: Any, closure: ClosureLabel) -> None:
-        with self.shared.lock:
-            self.write(variables)
+    def place(self, variables: VariablesView, plan: Any, closure: ClosureLabel) -> None: ...
 
     def follow(self, variables: VariablesView, plan: Any) -> None: ...
 
-    def before_read(self, variables: VariablesView, *, states: bool) -> None:
-        self.read(variables)
+    def before_read(self, variables: VariablesView, *, states: bool) -> None: ...
 
 
-class SharedSide:
-    """A `ServerSide` whose variables lie in `Shared`."""
+class NoServers:
+    """A `ServerSide` of workers without variables, which notes what it is asked for."""
 
-    def __init__(self, name: str = "threads") -> None:
-        self.shared = Shared()
-        self.name = name
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, int]] = []
+        self.fenced: set[tuple[int, int]] = set()
+        self.num_finished = 0
 
     def setup_of(self, worker: int, generation: int) -> ReplicaSetup:
-        rules = SharedRules(self.shared, worker, generation)
-        devices = ("CPU:0",)
-        return ReplicaSetup(
-            self.name, worker, 1, "cpu", devices, torch.get_num_threads(), 10.0, 1 << 20, worker=worker, rules=rules
-        )
+        rules, threads = NoVariables(worker, self.begun), torch.get_num_threads()
+        return ReplicaSetup("threads", worker, 1, "cpu", ("CPU:0",), threads, 10.0, 1 << 20, worker=worker, rules=rules)
 
-    def plan(self, settled: Any) -> Any:
-        return settled
+    def plan(self, specs: Any) -> Any: ...
 
     def accept(self, plan: Any) -> None: ...
 
-    def fence(self, worker: int, generation: int) -> None:
-        with self.shared.lock:
-            self.shared.fenced.add((worker, generation))
+    def drop(self, handles: Sequence[int]) -> None: ...
 
-    def drop(self, handles: Sequence[int]) -> None:
-        self.shared.dropped += handles
+    def fence(self, worker: int, generation: int) -> None:
+        self.fenced.add((worker, generation))
 
     def finish(self) -> None:
-        self.shared.num_finished += 1
+        self.num_finished += 1
 
 
 class _Thread:
@@ -192,8 +143,6 @@ class ThreadPort:
         about = self._ask(worker, "starting", lambda thread: self.software.get(worker, installed_software()))
         return about, self._ask(worker, "starting", start)
 
-    def share_memory(self) -> None: ...
-
     def replace(self, worker: int) -> None:
         self.num_replaced += 1
         self.threads[worker] = _Thread(f"{self.names[worker]} again")
@@ -237,9 +186,9 @@ def _copied(value: Any) -> Any:
 @contextmanager
 def coordinated(
     num_workers: int = 2, timeouts: Timeouts = TIMEOUTS, port: ThreadPort | None = None, max_clocks: int | None = None
-) -> Iterator[tuple[Coordinator, ThreadPort, SharedSide]]:
+) -> Iterator[tuple[Coordinator, ThreadPort, NoServers]]:
     """A coordinator that has started, its workers and its servers."""
-    port, side = port or ThreadPort(num_workers), SharedSide()
+    port, side = port or ThreadPort(num_workers), NoServers()
     coordinator = Coordinator(port, side, num_workers, timeouts, max_clocks)
     coordinator.start()
     try:

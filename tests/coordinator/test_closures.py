@@ -208,7 +208,7 @@ def test_no_closure_begins_further_ahead_than_the_bound(num_workers: int, bound:
         for _ in range(500):
             schedule(coordinator, f"{num_workers}, {bound}", names, seconds)
         coordinator.join()
-        assert len(side.shared.begun) == log.finished.total() == 500
+        assert len(side.begun) == log.finished.total() == 500
     assert min(bound, 1) <= log.largest_lead <= bound
 
 

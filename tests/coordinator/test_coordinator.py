@@ -41,9 +41,9 @@ def test_closures_run_on_all_workers_and_their_values_come_back() -> None:
         assert [coordinator.value_of(each)["square"].item() for each in closures] == [n * n for n in range(50)]
         coordinator.join()
         assert coordinator.done()
-        assert {worker for _, worker in side.shared.begun} == {0, 1}
-        assert [number for number, _ in sorted(side.shared.begun)] == list(range(50))
-        assert side.shared.num_finished == 1
+        assert {worker for _, worker in side.begun} == {0, 1}
+        assert [number for number, _ in sorted(side.begun)] == list(range(50))
+        assert side.num_finished == 1
 
 
 def fail(text: str) -> None:
@@ -66,7 +66,7 @@ def test_the_first_error_is_raised_once_the_rest_is_cancelled_and_then_all_works
                 coordinator.value_of(each)
         with pytest.raises(ValueError, match="first"):
             coordinator.value_of(failing)
-        assert {number for number, _ in side.shared.begun} == {0, 1}
+        assert {number for number, _ in side.begun} == {0, 1}
         coordinator.join()
         assert coordinator.value_of(scheduled(coordinator, lambda: "again")) == "again"
 
@@ -115,7 +115,7 @@ def test_the_closures_of_a_worker_that_dies_are_done_by_others_and_it_comes_back
     with coordinated() as (coordinator, port, side):
         slow = [scheduled(coordinator, pickled_wait(gate)) for _ in range(2)]
         fast = [scheduled(coordinator, lambda n: n, n) for n in range(20)]
-        while len(side.shared.begun) < 2:
+        while len(side.begun) < 2:
             time.sleep(0.01)
         port.kill(1)
         gate.set()
@@ -123,7 +123,7 @@ def test_the_closures_of_a_worker_that_dies_are_done_by_others_and_it_comes_back
         assert [coordinator.value_of(each) for each in fast] == list(range(20))
         coordinator.join()
         assert port.num_replaced == 1
-        assert (1, 0) in side.shared.fenced
+        assert (1, 0) in side.fenced
 
 
 def test_a_closure_that_kills_every_worker_it_is_given_to_is_an_error() -> None:
@@ -132,9 +132,9 @@ def test_a_closure_that_kills_every_worker_it_is_given_to_is_an_error() -> None:
         closure = scheduled(coordinator, pickled_wait(gate))
         seen = 0
         while not closure.ended:
-            if len(side.shared.begun) > seen:
+            if len(side.begun) > seen:
                 seen += 1
-                port.kill(side.shared.begun[-1][1])
+                port.kill(side.begun[-1][1])
             time.sleep(0.01)
         gate.set()
         with pytest.raises(rd.UnavailableError, match=r"5 workers died while they had it"):
@@ -145,7 +145,7 @@ def test_no_worker_left_is_an_error_of_everything() -> None:
     gate = threading.Event()
     with coordinated(1) as (coordinator, port, side):
         closure = scheduled(coordinator, pickled_wait(gate))
-        while not side.shared.begun:
+        while not side.begun:
             time.sleep(0.01)
         port.refuse_to_start.add(0)
         port.kill(0)
@@ -197,7 +197,7 @@ def test_who_is_to_end_waits_only_for_what_has_begun(tmp_path: Path) -> None:
         gate.set()
         coordinator.join()
         assert coordinator.value_of(begun) == "waited"
-        assert len(side.shared.begun) == 51 - given_up.count
+        assert len(side.begun) == 51 - given_up.count
         with pytest.raises(rd.CancelledError, match="had not begun when the process was to end"):
             coordinator.value_of(behind[-1])
     with pytest.raises(rd.Preempted):
@@ -216,7 +216,7 @@ def test_a_worker_of_another_version_is_said_before_anything_runs() -> None:
             coordinator.value_of(scheduled(coordinator, lambda: 1))
         with pytest.raises(rd.FailedPreconditionError, match=said):
             scheduled(coordinator, lambda: 2)
-        assert side.shared.begun == []
+        assert side.begun == []
 
 
 def test_a_worker_that_comes_back_with_another_version_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -224,7 +224,7 @@ def test_a_worker_that_comes_back_with_another_version_is_left_out(caplog: pytes
         for _ in range(2):
             scheduled(coordinator, lambda: 1)
         coordinator.join()
-        side.shared.begun.clear()
+        side.begun.clear()
         port.software[1] = OLD
         port.kill(1)
         closures = [scheduled(coordinator, lambda n: n, n) for n in range(8)]

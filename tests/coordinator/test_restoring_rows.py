@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -244,7 +244,7 @@ def test_servers_that_take_too_long_or_fail_are_told_to_forget(saved: Saved) -> 
     def restoring(servers: Answers) -> None:
         begun = BegunRestore(PreparedShard({"bag.embedding_rows": ()}))
         restorer = PsRestorer(
-            mirror, lambda *_: pickle.dumps(begun), lambda: None, lambda: servers, lambda _: None, 0.01
+            mirror, lambda *_: pickle.dumps(begun), lambda: None, cast("Any", lambda: servers), lambda _: None, 0.01
         )
         request = RestoreRequest("a", opened(path), {"bag.embedding_rows": "bag.embedding_rows"}, True)
         restorer.prepare(request, rows, {})

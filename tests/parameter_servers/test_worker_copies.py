@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import raydist as rd
 from raydist.parameter_servers import worker_copies as module
 from raydist.parameter_servers.worker_copies import (
-    CudaSideStream,
+    CopyStream,
     HostGradients,
     WorkerCopies,
     hash_of_bits,
@@ -63,7 +63,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_values_are_copied_beside_what_is_computed(log: list[str]) -> None:
-    stream = CudaSideStream(torch.device("cuda:0"))
+    stream = CopyStream(torch.device("cuda:0"))
     target: Any = FakeTensor(log)
     stream.copy([(target, torch.zeros(1))])
     assert log == [
@@ -109,7 +109,7 @@ class Brings:
 
 def test_gradients_come_to_memory_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     side = Brings()
-    monkeypatch.setattr(module, "side_stream_for", lambda device: side)
+    monkeypatch.setattr(module, "CopyStream", lambda device: side)
     staging = HostGradients()
     here = torch.ones(2)
     assert staging.bring([here])[0] is here
@@ -156,11 +156,11 @@ def variables() -> list[tuple[int, torch.Tensor]]:
 
 
 @pytest.fixture(params=["mapped", "device"])
-def side(request: pytest.FixtureRequest) -> CopiesAtOnce | None:
+def side(request: pytest.FixtureRequest) -> Any:
     return CopiesAtOnce() if request.param == "device" else None
 
 
-def test_values_stay_and_pulled_ones_are_seen(side: CopiesAtOnce | None) -> None:
+def test_values_stay_and_pulled_ones_are_seen(side: Any) -> None:
     made = variables()
     before = [tensor.detach().clone() for _, tensor in made]
     strides = [tensor.stride() for _, tensor in made]
@@ -180,7 +180,7 @@ def test_values_stay_and_pulled_ones_are_seen(side: CopiesAtOnce | None) -> None
     assert copies.written() == []
 
 
-def test_what_is_written_by_hand_is_found_in_any_way(side: CopiesAtOnce | None) -> None:
+def test_what_is_written_by_hand_is_found_in_any_way(side: Any) -> None:
     made = variables()
     tensors = dict(made)
     copies = WorkerCopies(side)
@@ -203,7 +203,7 @@ def test_what_is_written_by_hand_is_found_in_any_way(side: CopiesAtOnce | None) 
     assert (copies.target(2) == 7).all()
 
 
-def test_neighbours_of_what_was_written_are_not(side: CopiesAtOnce | None) -> None:
+def test_neighbours_of_what_was_written_are_not(side: Any) -> None:
     made = [(n, torch.nn.Parameter(torch.zeros(3))) for n in range(20)]
     copies = WorkerCopies(side)
     copies.add(made)
@@ -214,7 +214,7 @@ def test_neighbours_of_what_was_written_are_not(side: CopiesAtOnce | None) -> No
 
 
 @pytest.mark.parametrize("given", [torch.zeros(4), torch.zeros(3, dtype=torch.float64)], ids=["shape", "dtype"])
-def test_other_data_are_refused_once_and_all_is_back_in_place(given: torch.Tensor, side: CopiesAtOnce | None) -> None:
+def test_other_data_are_refused_once_and_all_is_back_in_place(given: torch.Tensor, side: Any) -> None:
     made = [(n, torch.nn.Parameter(torch.zeros(3))) for n in range(3)]
     copies = WorkerCopies(side)
     copies.add(made)
@@ -240,7 +240,7 @@ def test_data_in_the_same_memory_are_noticed() -> None:
         copies.written()
 
 
-def test_what_is_forgotten_is_plain(side: CopiesAtOnce | None) -> None:
+def test_what_is_forgotten_is_plain(side: Any) -> None:
     made = variables()
     copies = WorkerCopies(side)
     copies.add(made)

@@ -8,6 +8,7 @@ writes by hand are assigned when an optimizer steps and when the closure ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, final, get_args
 
@@ -207,7 +208,15 @@ class PsVariables(WorkerRules):
         prefetch_pulls: bool = True,
         timeout_s: float = 600.0,
     ) -> None:
-        self._made_of = worker, tuple(connections), generation, consistency, prefetch_pulls, timeout_s
+        self._make = functools.partial(
+            PsVariables,
+            worker,
+            tuple(connections),
+            generation=generation,
+            consistency=consistency,
+            prefetch_pulls=prefetch_pulls,
+            timeout_s=timeout_s,
+        )
         self._sender = Sender(worker, generation)
         self._client = ServerClient(connections, self._sender, timeout_s=timeout_s)
         self._model = PsModel(self._client)
@@ -222,7 +231,7 @@ class PsVariables(WorkerRules):
         self._hooked_push = torch.optim.Optimizer.profile_hook_step(self._push_of)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, self._made_of  # the object is pickled only before its first use
+        return self._make, ()  # the object is pickled only before its first use
 
     # --- around closures ----------------------------------------------------------------------------------------------
 
@@ -341,21 +350,3 @@ class PsVariables(WorkerRules):
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         return reading_rows(self._model.rows)
-
-
-def _made(
-    worker: int,
-    connections: Sequence[ServerConnection],
-    generation: int,
-    consistency: Consistency,
-    prefetch_pulls: bool,
-    timeout_s: float,
-) -> PsVariables:
-    return PsVariables(
-        worker,
-        connections,
-        generation=generation,
-        consistency=consistency,
-        prefetch_pulls=prefetch_pulls,
-        timeout_s=timeout_s,
-    )
