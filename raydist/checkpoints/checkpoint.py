@@ -34,7 +34,7 @@ from raydist.summary.writer import pending_summaries
 class ShardSaver(Protocol):
     """A strategy whose replicas write the states that they hold."""
 
-    def how(self, obj: Any) -> Literal["divided", "whole"] | None:
+    def save_mode(self, obj: Any) -> Literal["divided", "whole"] | None:
         """Return how replicas save an object: each a part, or the first the whole; None if the driver must read it."""
 
     def begin(
@@ -107,7 +107,7 @@ def start_save(
         return StartedSave(directory, tuple(named), capture, flush_summaries=summaries)
     new = new_files(directory)
     stems = file_stems(named, new)
-    whole = frozenset(name for name, obj in remote.items() if saver.how(obj) == "whole")
+    whole = frozenset(name for name, obj in remote.items() if saver.save_mode(obj) == "whole")
     request = ShardRequest(uuid.uuid4().hex, new, stems, ShardTerms(whole))
     theirs = {name: obj for name, obj in named.items() if isinstance(obj, nn.Module) and _saver_of(obj) is saver}
     shards = saver.begin(request, remote, theirs)
@@ -128,7 +128,7 @@ def _remote_objects(named: Mapping[str, Any]) -> tuple[ShardSaver | None, dict[s
         for name, found in savers.items()
         if found is saver
         and name not in aliases
-        and saver.how(named[name]) is not None
+        and saver.save_mode(named[name]) is not None
         and (modules_known or kind_of_state(named[name]) != "optimizer")  # modules name its parameters
     }
     return (saver, remote) if remote else (None, {})

@@ -61,8 +61,8 @@ class LoopHost(Protocol):
     def handle_of(self, obj: Any) -> int | None:
         """Return the handle of an object on the replicas, or None if they do not have the object."""
 
-    def how(self, obj: Any) -> str:
-        """Return how replicas save the object; see `ShardSaver.how`."""
+    def save_mode(self, obj: Any) -> str:
+        """Return how replicas save the object; see `ShardSaver.save_mode`."""
 
     def driver_items(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
         """Return the counts that `ShardTerms.driver_items` describes."""
@@ -98,7 +98,7 @@ class ManagedLoop:
         handles, gradients = self._handles(remote), self._gradients(remote)
         homes = {**{name: named[name] for name in handles}, **{name: named[name].module for name in gradients}}
         self._terms = ShardTerms(
-            frozenset(name for name, obj in homes.items() if remote.how(obj) == "whole"),
+            frozenset(name for name, obj in homes.items() if remote.save_mode(obj) == "whole"),
             driver_items=remote.driver_items({name: named[name] for name in handles}),
         )
         self._capture = saves.contents.capture(copy=True, skip={*homes, *self._read})

@@ -53,8 +53,8 @@ class PsSaver:
         self._schedule = schedule
         self._nodes = nodes
 
-    def how(self, obj: Any) -> Literal["divided", "whole"] | None:
-        """Implement `ShardSaver.how`. Objects with metrics, and other kinds of state, are saved by the driver."""
+    def save_mode(self, obj: Any) -> Literal["divided", "whole"] | None:
+        """Implement `ShardSaver.save_mode`. Objects with metrics, and other kinds of state, are saved by the driver."""
         if isinstance(obj, SavedRows):
             return "divided"
         if kind_of_state(obj) not in ("module", "optimizer") or self._mirror.has_metrics(obj):

@@ -77,7 +77,7 @@ class MirrorDriver:
         self.shard_saver: ShardSaver | None = None
         """Makes replicas save their state themselves; None if the driver reads and saves it."""
 
-    def how_saved(self, obj: Any) -> Literal["divided", "whole"]:
+    def save_mode(self, obj: Any) -> Literal["divided", "whole"]:
         """Return "divided" if every replica saves a part of an object, "whole" if the first replica saves all of it."""
         if not isinstance(obj, torch.nn.Module):
             return "divided"

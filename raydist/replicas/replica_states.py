@@ -107,9 +107,9 @@ class ReplicaSaver:
         self._dispatch = dispatch
         self._nodes = nodes
 
-    def how(self, obj: Any) -> Literal["divided", "whole"]:
+    def save_mode(self, obj: Any) -> Literal["divided", "whole"]:
         # With custom rules replicas may differ; then the driver saves the values of the first replica.
-        return self._mirror.how_saved(obj) if self._have_one_rule() else "whole"
+        return self._mirror.save_mode(obj) if self._have_one_rule() else "whole"
 
     def are_alike(self) -> bool:
         """Return True if the memory of each replica holds the same values."""

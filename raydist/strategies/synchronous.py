@@ -58,8 +58,8 @@ class LoopReplicas:
     def handle_of(self, obj: Any) -> int | None:
         return self._mirror.handle_of(obj)
 
-    def how(self, obj: Any) -> str:
-        return self._saver.how(obj)
+    def save_mode(self, obj: Any) -> str:
+        return self._saver.save_mode(obj)
 
     def driver_items(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
         return self._mirror.driver_items(objects)

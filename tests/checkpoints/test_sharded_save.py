@@ -43,7 +43,7 @@ class Saver:
     def shard_saver(self) -> Saver:
         return self
 
-    def how(self, obj: Any) -> Literal["divided", "whole"] | None:
+    def save_mode(self, obj: Any) -> Literal["divided", "whole"] | None:
         return None if isinstance(obj, torch.nn.BatchNorm1d) else "divided"
 
     def nodes(self) -> set[str]:

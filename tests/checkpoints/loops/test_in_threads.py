@@ -100,7 +100,7 @@ class Host:
     def handle_of(self, obj: Any) -> int | None:
         return next((handle for known, handle in self.handles if known is obj), None)
 
-    def how(self, obj: Any) -> str:
+    def save_mode(self, obj: Any) -> str:
         return self.saved_how
 
     def driver_items(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:

@@ -220,7 +220,7 @@ def test_metrics_and_running_statistics_are_what_the_driver_reads() -> None:
 
     mirror.run(step, rank_of(mirror))
     objects = {"norm": norm, "mean": mean, "counts": counts}
-    assert [mirror.driver.how_saved(each) for each in objects.values()] == ["whole", "whole", "whole"]
+    assert [mirror.driver.save_mode(each) for each in objects.values()] == ["whole", "whole", "whole"]
     found, own, meeting = merged(mirror, objects)
     assert meeting.num_gathered == 1  # one meeting for all
     shares = mirror.driver.states_by_rank(mean)
@@ -261,7 +261,7 @@ def test_nothing_is_gathered_where_all_hold_the_same() -> None:
     found, _, meeting = merged(mirror, {"layer": layer})
     assert meeting.num_gathered == 0
     assert found[0] == MergedStates()
-    assert mirror.driver.how_saved(layer) == "divided"
+    assert mirror.driver.save_mode(layer) == "divided"
 
 
 def test_metrics_in_modules_are_merged_where_the_modules_state_has_them() -> None:
@@ -278,7 +278,7 @@ def test_metrics_in_modules_are_merged_where_the_modules_state_has_them() -> Non
             metric.seen.append(torch.tensor([float(rank)]))
 
     mirror.run(step, rank_of(mirror))
-    assert mirror.driver.how_saved(model) == "whole"
+    assert mirror.driver.save_mode(model) == "whole"
     found, own, meeting = merged(mirror, {"model": model})
     assert meeting.num_gathered == 1
     expected = model.state_dict()
