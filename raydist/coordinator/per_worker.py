@@ -8,7 +8,7 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from raydist.actors.class_tracking import cloudpickle
@@ -86,50 +86,42 @@ class PerWorkerDataset:
         return self._begin(next(self._epochs))
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class IteratorMaker:
-    """Create a worker's iterator on the worker. The worker opens its pass itself, so a restarted worker has a new one.
+def _open_iterator(
+    link: PipelineLink,
+    jobs: Sequence[InputJob],
+    ops: Sequence[Any],
+    context: InputContext,
+    drawn: int,
+    generation: int,
+) -> ReplicaIterator:
+    """Return a worker's iterator, on the worker. The worker opens its pass itself, so a restarted worker has a new one.
 
-    Attributes:
+    Args:
         link: The connection to the actor that runs the pass.
         jobs: The job of each worker's pass, from the beginning.
-        skipping: Returns a worker's job without its first batches, given their number.
+        ops: The dataset of each worker.
+        context: Tells which worker this is.
+        drawn: Number of batches to leave out.
+        generation: Number of earlier starts of the worker.
     """
-
-    link: PipelineLink
-    jobs: tuple[InputJob, ...]
-    skipping: Callable[[InputJob, int, int], InputJob]
-
-    def __call__(self, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
-        """Return the iterator of one worker."""
-        worker = context.input_pipeline_id
-        if generation:
-            self.link.keyed(_key(self.link.key, worker, generation - 1)).close()
-        link = self.link.keyed(_key(self.link.key, worker, generation))
-        job = self.jobs[worker]
-        link.call("open", self.skipping(job, worker, drawn) if drawn else job)
-        return ReplicaIterator(link, held=True)
+    worker = context.input_pipeline_id
+    job = jobs[worker]
+    if drawn:
+        job = replace(job, ops=pickle_ops((Dataset(ops[worker]).skip(drawn)._op,)))
+    if generation:
+        link.keyed(f"{link.key}-{worker}-{generation - 1}").close()
+    own = link.keyed(f"{link.key}-{worker}-{generation}")
+    own.call("open", job)
+    return ReplicaIterator(own, held=True)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class DealtIteratorMaker:
-    """Create a worker's iterator over a pass whose splits go to whichever worker asks first.
-
-    Attributes:
-        link: The connection to the pass.
-    """
-
-    link: PipelineLink
-
-    def __call__(self, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
-        """Return the iterator of one worker; see `IteratorMaker`."""
-        return ReplicaIterator(DynamicShardingLink(self.link, (context.input_pipeline_id, generation)), held=True)
+def _open_dynamic_iterator(link: PipelineLink, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
+    """Return a worker's iterator over a pass whose splits go to whichever worker asks first."""
+    return ReplicaIterator(DynamicShardingLink(link, (context.input_pipeline_id, generation)), held=True)
 
 
-def _key(key: str, worker: int, generation: int) -> str:
-    return f"{key}-{worker}-{generation}"
+def _make_value(fn: Callable[..., Any], context: InputContext, drawn: int, generation: int) -> Any:
+    return _called(fn, context)
 
 
 _SHARDINGS = (None, "static", "dynamic")
@@ -173,7 +165,7 @@ class PerWorkerInput:
         if not callable(fn):
             raise InvalidArgumentError(f"create_per_worker_values needs a function, got {fn!r:.80}.")
         value = PerWorkerValue(f"value-{next(self._numbers)}")
-        self._announce(value, _ValueMaker(fn))
+        self._announce(value, functools.partial(_make_value, fn))
         return value
 
     def dataset(
@@ -185,31 +177,32 @@ class PerWorkerInput:
         if sharding == "dynamic":
             (whole,) = _datasets_of(dataset, None, 1)
             seed = _seeds_of([whole], same=True)[0]
-            return PerWorkerDataset(whole.element_spec, functools.partial(self._deal, whole, options, seed))
+            return PerWorkerDataset(whole.element_spec, functools.partial(self._begin_dynamic, whole, options, seed))
         datasets = _datasets_of(dataset, sharding, self._num_workers())
         begin = functools.partial(self._begin, datasets, options, _seeds_of(datasets, same=sharding is not None))
         return PerWorkerDataset(datasets[0].element_spec, begin)
 
     def _begin(self, datasets: list[Dataset], options: InputOptions, seeds: list[int], epoch: int) -> PerWorkerIterator:
         name = f"iterator-{next(self._numbers)}"
-        way = self._host().way_to_passes(on_host=options.on_host)
+        link = self._host().way_to_passes(on_host=options.on_host)
         jobs = tuple(
             _job(dataset, f"epoch {epoch} of worker {worker}'s dataset", seed, epoch, options, self._timeouts)
             for worker, (dataset, seed) in enumerate(zip(datasets, seeds, strict=True))
         )
         iterator = PerWorkerIterator(name)
-        self._announce(iterator, IteratorMaker(way, jobs, _Skipping(tuple(each._op for each in datasets))))
+        ops = tuple(each._op for each in datasets)
+        self._announce(iterator, functools.partial(_open_iterator, link, jobs, ops))
         return iterator
 
-    def _deal(self, dataset: Dataset, options: InputOptions, seed: int, epoch: int) -> PerWorkerIterator:
+    def _begin_dynamic(self, dataset: Dataset, options: InputOptions, seed: int, epoch: int) -> PerWorkerIterator:
         """Return an iterator over one pass that gives splits to workers as they ask for them."""
         name = f"iterator-{next(self._numbers)}"
         link = self._host().way_to_passes(on_host=options.on_host)
-        label = f"epoch {epoch} of the dataset dealt to workers"
+        label = f"epoch {epoch} of the dataset that all workers share"
         link.call("open", _job(dataset, label, seed, epoch, options, self._timeouts))
         iterator = PerWorkerIterator(name)
         self._links[name] = link
-        self._announce(iterator, DealtIteratorMaker(link))
+        self._announce(iterator, functools.partial(_open_dynamic_iterator, link))
         weakref.finalize(iterator, _end_epoch, self._links, name).atexit = False
         return iterator
 
@@ -305,25 +298,3 @@ def _called(fn: Callable[..., Any], context: InputContext) -> Any:
     except ValueError:  # of a callable without a signature
         return fn(context)
     return fn(context)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _ValueMaker:
-    """Create a worker's value on the worker."""
-
-    fn: Callable[..., Any]
-
-    def __call__(self, context: InputContext, drawn: int, generation: int) -> Any:
-        return _called(self.fn, context)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Skipping:
-    """Leave out the first batches of a pass."""
-
-    ops: tuple[Any, ...]
-
-    def __call__(self, job: InputJob, worker: int, drawn: int) -> InputJob:
-        return replace(job, ops=pickle_ops((Dataset(self.ops[worker]).skip(drawn)._op,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -14,8 +15,8 @@ from raydist.coordinator.per_worker import (
     PerWorkerValue,
     _datasets_of,
     _job,
+    _open_iterator,
     _seeds_of,
-    _Skipping,
 )
 
 
@@ -53,7 +54,11 @@ def test_parts_of_one_dataset_are_shuffled_alike_and_copies_each_in_its_way() ->
 def test_a_worker_that_starts_again_leaves_out_what_was_used_in_the_same_order() -> None:
     dataset = rd.Dataset.range(20).shuffle(20).batch(2)
     job = _job(dataset, "job", 3, 0, rd.InputOptions(), rd.Timeouts())
-    (op,) = pickle.loads(_Skipping((dataset._op,))(job, 0, 4).ops)
+    link = mock.MagicMock(key="pass")
+    _open_iterator(link, [job], [dataset._op], rd.InputContext(1, 0, 1), drawn=4, generation=1)
+    assert [call.args for call in link.keyed.call_args_list] == [("pass-0-0",), ("pass-0-1",)]
+    (_, opened) = link.keyed.return_value.call.call_args.args
+    (op,) = pickle.loads(opened.ops)
     assert rows(rd.Dataset(op)) == rows(dataset)[4:]
 
 
