@@ -27,31 +27,18 @@ _MOST_DEATHS = 5  # workers that died in the same closure: then the closure is t
 @final
 @dataclass(slots=True, eq=False)
 class Closure:
-    """A function call that runs once, on whichever worker is free. Results hold it, so it drops its work when it ends.
+    """A call that runs once, on whichever worker is free. Results hold it, so it drops its work when it ends."""
 
-    Attributes:
-        number: Unique in the strategy, and rising.
-        key: Identifies the function; closures of one function take about the same time.
-        work: The message to the worker; None once the closure has ended.
-        deaths: Number of workers that died while they ran the closure.
-        ended: True once the outcome is known.
-        result: The packed return value.
-        value: The unpacked return value.
-        error: The exception with which the closure ended, if any.
-        alone: No other closure runs at the same time: all earlier ones have ended, no later one has begun.
-        boundary: The step boundary of the program at which the closure was scheduled.
-    """
-
-    number: int
-    work: PlannedWork | None
-    key: bytes = b""
-    alone: bool = False
-    boundary: int = 0
-    deaths: int = 0
-    ended: bool = False
-    result: StepResult | None = None
-    value: Any = None
-    error: Exception | None = None
+    number: int  # unique in the strategy, and rising
+    work: PlannedWork | None  # the message to the worker; None once the closure has ended
+    key: bytes = b""  # identifies the function; closures of one function take about the same time
+    alone: bool = False  # no other closure runs at the same time: all earlier ones have ended, no later one has begun
+    boundary: int = 0  # the step boundary of the program at which the closure was scheduled
+    deaths: int = 0  # number of workers that died while they ran the closure
+    ended: bool = False  # True once the outcome is known
+    result: StepResult | None = None  # the packed return value
+    value: Any = None  # the unpacked return value
+    error: Exception | None = None  # the exception with which the closure ended, if any
 
 
 @final
@@ -63,15 +50,11 @@ class ClosureQueue:
 
     Args:
         max_clocks: How far a worker's clock may be ahead of the smallest one when it begins a closure; None: no limit.
-
-    Attributes:
-        error: The first error that was not raised in the program yet.
-        epoch: Number of errors that were raised in the program.
     """
 
     def __init__(self, max_clocks: int | None = None) -> None:
-        self.error: Exception | None = None
-        self.epoch = 0
+        self.error: Exception | None = None  # the first error that was not raised in the program yet
+        self.epoch = 0  # number of errors that were raised in the program
         self._max_clocks = max_clocks
         self._clocks: dict[int, int] = {}
         self._next_number = 0

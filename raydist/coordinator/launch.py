@@ -32,22 +32,14 @@ _WORKERS_A_SERVER = 4
 @final
 @dataclass(frozen=True, slots=True)
 class PsRequest:
-    """The user's request; None and empty fields are left to `plan_ps`.
+    """The user's request; None and empty fields are left to `plan_ps`."""
 
-    Attributes:
-        num_workers: Number of workers.
-        worker_resources: Ray resources of one worker.
-        server_resources: Ray resources of one server.
-        worker_hosts: The host of each worker.
-        server_hosts: The host of each server.
-    """
-
-    num_workers: int | None = None
+    num_workers: int | None = None  # number of workers
     num_ps: int | None = None
-    worker_resources: Mapping[str, float] | None = None
-    server_resources: Mapping[str, float] | None = None
-    worker_hosts: tuple[str, ...] = ()
-    server_hosts: tuple[str, ...] = ()
+    worker_resources: Mapping[str, float] | None = None  # Ray resources of one worker
+    server_resources: Mapping[str, float] | None = None  # Ray resources of one server
+    worker_hosts: tuple[str, ...] = ()  # the host of each worker
+    server_hosts: tuple[str, ...] = ()  # the host of each server
 
     def __post_init__(self) -> None:
         for name, count in (("num_workers", self.num_workers), ("num_ps", self.num_ps)):
@@ -101,20 +93,13 @@ def _require_driver(resolver: ClusterResolver) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class PsPlan:
-    """The processes to start.
+    """The processes to start."""
 
-    Attributes:
-        setups: One for each worker; each worker is a process group of its own.
-        worker_resources: Ray resources of each worker.
-        server_resources: Ray resources of each server.
-        bundles: Bundles to reserve: those of the servers, then those of the workers.
-    """
-
-    setups: tuple[ReplicaSetup, ...]
-    worker_resources: Mapping[str, float]
-    server_resources: Mapping[str, float]
+    setups: tuple[ReplicaSetup, ...]  # one for each worker; each worker is a process group of its own
+    worker_resources: Mapping[str, float]  # Ray resources of each worker
+    server_resources: Mapping[str, float]  # Ray resources of each server
     num_ps: int
-    bundles: tuple[Mapping[str, float], ...]
+    bundles: tuple[Mapping[str, float], ...]  # bundles to reserve: those of the servers, then those of the workers
 
 
 def plan_ps(

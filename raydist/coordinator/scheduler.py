@@ -58,22 +58,15 @@ class Scheduler:
     """Sends closures to workers, and handles their answers. One thread at a time may call this object.
 
     Nothing here blocks, except on the servers when a worker has died.
-
-    Attributes:
-        pool: The workers.
-        seen: By server, the highest version that a worker has reported.
-        remarks: Warnings for the program.
-        num_ended: Number of answered messages.
-        last_to_answer: The worker that answered last; None before the first.
-        on_result: Called with the only result of each closure that succeeds. Must not raise or block.
     """
 
     def __init__(self, pool: WorkerPool, workers: WorkerConnections, queue: ClosureQueue, log: PayloadLog) -> None:
-        self.pool = pool
-        self.seen: tuple[int, ...] = ()
-        self.remarks: list[str] = []
-        self.num_ended = 0
-        self.last_to_answer: int | None = None
+        self.pool = pool  # the workers
+        self.seen: tuple[int, ...] = ()  # by server, the highest version that a worker has reported
+        self.remarks: list[str] = []  # warnings for the program
+        self.num_ended = 0  # number of answered messages
+        self.last_to_answer: int | None = None  # the worker that answered last; None before the first
+        # Called with the only result of each closure that succeeds. Must not raise or block.
         self.on_result: list[Callable[[Sequence[StepResult]], None]] = []
         self._workers = workers
         self._queue = queue
@@ -205,16 +198,12 @@ _SLICE_S = 0.5  # between two looks at the clock
 
 @final
 class ClosureCondition:
-    """The condition on which the program's threads wait for the coordinator's thread.
-
-    Attributes:
-        changed: The lock around all state that the threads share; notified of each change.
-        is_closed: The strategy was closed: no thread may wait any more.
-    """
+    """The condition on which the program's threads wait for the coordinator's thread."""
 
     def __init__(self, scheduler: Scheduler, queue: ClosureQueue, timeouts: Timeouts) -> None:
+        # the lock around all state that the threads share; notified of each change
         self.changed = threading.Condition(threading.RLock())
-        self.is_closed = False
+        self.is_closed = False  # the strategy was closed: no thread may wait any more
         self._scheduler = scheduler
         self._queue = queue
         self._timeouts = timeouts

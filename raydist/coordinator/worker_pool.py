@@ -29,13 +29,7 @@ _log = logging.getLogger("raydist")
 
 @final
 class WorkerPool:
-    """The table of workers and their states.
-
-    Attributes:
-        members: The workers, by number.
-        on_lost: Called at each death with the worker, its generation, and the number of batches that its ended closures
-            used in this generation, by iterator name. Must not raise or block.
-    """
+    """The table of workers and their states."""
 
     def __init__(
         self,
@@ -46,7 +40,9 @@ class WorkerPool:
         log: PayloadLog,
         timeouts: Timeouts,
     ) -> None:
-        self.members = [WorkerRecord(number) for number in range(num_workers)]
+        self.members = [WorkerRecord(number) for number in range(num_workers)]  # the workers, by number
+        # Called at each death with the worker, its generation, and the number of batches that its ended closures used
+        # in this generation, by iterator name. Must not raise or block.
         self.on_lost: list[Callable[[int, int, Mapping[str, int]], None]] = []
         self._workers = workers
         self._servers = servers
@@ -249,30 +245,18 @@ class WorkerState(enum.Enum):
 @final
 @dataclass
 class WorkerRecord:
-    """The state of one worker.
-
-    Attributes:
-        generation: Number of earlier starts.
-        state: State of the process; only a READY worker gets closures.
-        compared: True once the worker has reported its versions, now or in an earlier generation.
-        deadline: Time (monotonic) by which the worker must have started.
-        starts: Number of starts since the worker last completed a message.
-        under_way: Number of messages that the worker has not answered.
-        objects: Objects of the object store that the worker has.
-        drawn: See `WorkResult`.
-        drawn_before: `drawn` at the worker's last start.
-    """
+    """The state of one worker."""
 
     number: int
-    generation: int = 0
-    state: WorkerState = WorkerState.STARTING
-    compared: bool = False
-    deadline: float = 0.0
-    starts: int = 0
-    under_way: int = 0
-    objects: SentObjects = field(default_factory=SentObjects)
-    drawn: dict[str, int] = field(default_factory=dict)
-    drawn_before: dict[str, int] = field(default_factory=dict)
+    generation: int = 0  # number of earlier starts
+    state: WorkerState = WorkerState.STARTING  # state of the process; only a READY worker gets closures
+    compared: bool = False  # True once the worker has reported its versions, now or in an earlier generation
+    deadline: float = 0.0  # time (monotonic) by which the worker must have started
+    starts: int = 0  # number of starts since the worker last completed a message
+    under_way: int = 0  # number of messages that the worker has not answered
+    objects: SentObjects = field(default_factory=SentObjects)  # objects of the object store that the worker has
+    drawn: dict[str, int] = field(default_factory=dict)  # see `WorkResult`
+    drawn_before: dict[str, int] = field(default_factory=dict)  # `drawn` at the worker's last start
 
     @property
     def is_ready(self) -> bool:

@@ -30,19 +30,13 @@ from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """A request to one server.
+    """A request to one server."""
 
-    Attributes:
-        request: The request.
-        tensors: See `ServerConnection.ask`.
-        into: Targets of the values that a `Pull`, or the `pull` of a `Push`, requests, in the order of the request.
-        answer_bytes: See `ServerConnection.ask`; 0: the size of `into`.
-    """
-
-    request: ServerRequest
-    tensors: Sequence[torch.Tensor] = ()
+    request: ServerRequest  # the request
+    tensors: Sequence[torch.Tensor] = ()  # see `ServerConnection.ask`
+    # targets of the values that a `Pull`, or the `pull` of a `Push`, requests, in the order of the request
     into: Targets | None = None
-    answer_bytes: int = 0
+    answer_bytes: int = 0  # see `ServerConnection.ask`; 0: the size of `into`
 
 
 Answers = dict[int, tuple[ServerAnswer, Sequence[torch.Tensor]]]

@@ -32,13 +32,9 @@ _ALL_ZEROS: frozenset[Any] = frozenset({foreach_zero})
 
 @final
 class RowGradient(torch.Tensor):
-    """A gradient of some rows. Made by :func:`add_row_gradient`, never constructed.
+    """A gradient of some rows. Made by :func:`add_row_gradient`, never constructed."""
 
-    Attributes:
-        pieces: For each backward pass so far, the rows and their gradients.
-    """
-
-    pieces: list[tuple[torch.Tensor, torch.Tensor]]
+    pieces: list[tuple[torch.Tensor, torch.Tensor]]  # for each backward pass so far, the rows and their gradients
 
     @classmethod
     @disable_compiler
@@ -156,18 +152,13 @@ class RowAccess(Protocol):
 
 @final
 class TableMark:
-    """The properties of a table that its parameter carries in this process.
-
-    Attributes:
-        spec: Description of the table.
-        access: Access to the rows outside of steps (the driver's); None if the rows lie in this process.
-        local: Access to rows in this process, once there are any.
-    """
+    """The properties of a table that its parameter carries in this process."""
 
     def __init__(self, spec: EmbeddingTableSpec) -> None:
-        self.spec = spec
+        self.spec = spec  # description of the table
+        # access to the rows outside of steps (the driver's); None if the rows lie in this process
         self.access: RowAccess | None = None
-        self.local: RowAccess | None = None
+        self.local: RowAccess | None = None  # access to rows in this process, once there are any
 
 
 # A context variable, because each worker's step runs in its own thread.
@@ -216,16 +207,11 @@ def attach_access(weight: torch.Tensor, access: RowAccess | None) -> None:
 
 @final
 class LocalRows:
-    """A table of this process (a `RowAccess`).
-
-    Attributes:
-        table: Rows of the table.
-        taken: The gradient that is removed during a step.
-    """
+    """A table of this process (a `RowAccess`)."""
 
     def __init__(self, spec: EmbeddingTableSpec) -> None:
-        self.table = RowTable(spec)
-        self.taken: RowGradient | None = None
+        self.table = RowTable(spec)  # rows of the table
+        self.taken: RowGradient | None = None  # the gradient that is removed during a step
 
     def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return self.table.pull(rows)

@@ -21,31 +21,20 @@ Verdict = Literal["applied", "known", "late", "fenced", "done"]
 @final
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The sender of a request: one generation of a worker.
+    """The sender of a request: one generation of a worker."""
 
-    Attributes:
-        worker: Number of the worker; -1 is the driver.
-        generation: Number of earlier starts of the worker. Once a generation is fenced, servers refuse its changes.
-    """
-
-    worker: int
-    generation: int
+    worker: int  # number of the worker; -1 is the driver
+    generation: int  # Number of earlier starts of the worker. Once a generation is fenced, servers refuse its changes.
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PushKey:
-    """The identity of a change: the same when its closure runs again. Every server applies the change once.
+    """The identity of a change: the same when its closure runs again. Every server applies the change once."""
 
-    Attributes:
-        closure: Number of the closure, unique in the strategy and rising.
-        index: Number of the change within the closure.
-        finished_below: All closures with a lower number have ended: servers may forget their keys.
-    """
-
-    closure: int
-    index: int
-    finished_below: int = 0
+    closure: int  # number of the closure, unique in the strategy and rising
+    index: int  # number of the change within the closure
+    finished_below: int = 0  # all closures with a lower number have ended: servers may forget their keys
 
 
 class ServerRequest:
@@ -65,87 +54,61 @@ class CreateSlices(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class DropObjects(ServerRequest):
-    """Drop objects that the program has dropped and that nobody asks for any more. Unknown objects are ignored.
-
-    Attributes:
-        handles: Handles of the optimizers and tables.
-    """
+    """Drop objects that the program has dropped and that nobody asks for any more. Unknown objects are ignored."""
 
     slices: tuple[int, ...]
-    handles: tuple[int, ...]
+    handles: tuple[int, ...]  # handles of the optimizers and tables
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Pull(ServerRequest):
-    """Read present values, never half of one update and half of another; tensors of the answer: in this order.
-
-    Attributes:
-        sender: The reading worker, so that its death ends the wait for `at_least_step`; None for the driver.
-        unless: A version: if the server still has this version, the answer has no tensors.
-        at_least_step: Under SyncWithBackups: wait until this step was applied.
-    """
+    """Read present values, never half of one update and half of another; tensors of the answer: in this order."""
 
     slices: tuple[int, ...]
+    # the reading worker, so that its death ends the wait for `at_least_step`; None for the driver
     sender: Sender | None = None
-    unless: int = -1
-    at_least_step: int = 0
+    unless: int = -1  # a version: if the server still has this version, the answer has no tensors
+    at_least_step: int = 0  # under SyncWithBackups: wait until this step was applied
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Push(ServerRequest):
-    """Apply gradients by an optimizer; tensors: for each slice one ("dense") or two ("rows": int64 rows, values).
-
-    Attributes:
-        slices: Numbers of the slices that have a gradient.
-        forms: Form of each gradient.
-        tables: Handles of embedding tables; their rows and values are the last tensors, two for each table.
-        options: Present options of the optimizer's groups; None: unchanged.
-        read_version: The version of this server's values that the gradients were computed from.
-        step: Under SyncWithBackups the step of the gradients; -1 otherwise.
-        completes: Under SyncWithBackups the number of gradients in that step, from the answer to `Arrive`; 0 otherwise.
-        pull: Slices whose new values the answer contains, as if a `Pull` followed.
-    """
+    """Apply gradients by an optimizer; tensors: for each slice one ("dense") or two ("rows": int64 rows, values)."""
 
     sender: Sender
     key: PushKey
     optimizer: int
-    slices: tuple[int, ...]
-    forms: tuple[Literal["dense", "rows"], ...]
+    slices: tuple[int, ...]  # numbers of the slices that have a gradient
+    forms: tuple[Literal["dense", "rows"], ...]  # form of each gradient
+    # handles of embedding tables; their rows and values are the last tensors, two for each table
     tables: tuple[int, ...] = ()
-    options: tuple[Mapping[str, Any], ...] | None = None
-    read_version: int = 0
-    step: int = -1
+    options: tuple[Mapping[str, Any], ...] | None = None  # present options of the optimizer's groups; None: unchanged
+    read_version: int = 0  # the version of this server's values that the gradients were computed from
+    step: int = -1  # under SyncWithBackups the step of the gradients; -1 otherwise
+    # under SyncWithBackups the number of gradients in that step, from the answer to `Arrive`; 0 otherwise
     completes: int = 0
-    pull: tuple[int, ...] = ()
+    pull: tuple[int, ...] = ()  # slices whose new values the answer contains, as if a `Pull` followed
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Assign(ServerRequest):
-    """Write values that a step, or the driver, gave variables by hand; tensors: one for each slice.
-
-    Attributes:
-        adds: For each tensor, True to add it to the value (counters), False to replace the value.
-    """
+    """Write values that a step, or the driver, gave variables by hand; tensors: one for each slice."""
 
     sender: Sender
     key: PushKey
     slices: tuple[int, ...]
-    adds: tuple[bool, ...]
+    adds: tuple[bool, ...]  # for each tensor, True to add it to the value (counters), False to replace the value
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class BeginSave(ServerRequest):
-    """Copy this server's part of a checkpoint, and write the copy in the background; tensors: further ones to write.
+    """Copy this server's part of a checkpoint, and write the copy in the background; tensors: further ones to write."""
 
-    Attributes:
-        order: An order for the `ServerSaver`.
-    """
-
-    order: Any
+    order: Any  # an order for the `ServerSaver`
 
 
 @final
@@ -200,22 +163,15 @@ class Statistics(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """A server's answer to a request. Its tensors travel apart, like a request's.
+    """A server's answer to a request. Its tensors travel apart, like a request's."""
 
-    Attributes:
-        version: Version of the server's values: the number of changes so far.
-        verdict: Outcome of a change: "applied" (or waiting for its step's others), "known" (applied before), "late"
-            (SyncWithBackups: dropped), "fenced" (dropped: another generation goes on). "done" for other requests.
-        step: SyncWithBackups: the step of the present values.
-        completes: See `Arrive`, `Finish` and `FenceWorker`.
-        value: The result of a request, if it is no tensor.
-    """
-
-    version: int = 0
+    version: int = 0  # version of the server's values: the number of changes so far
+    # Outcome of a change: "applied" (or waiting for its step's others), "known" (applied before), "late"
+    # (SyncWithBackups: dropped), "fenced" (dropped: another generation goes on). "done" for other requests.
     verdict: Verdict = "done"
-    step: int = 0
-    completes: int = 0
-    value: Any = None
+    step: int = 0  # SyncWithBackups: the step of the present values
+    completes: int = 0  # see `Arrive`, `Finish` and `FenceWorker`
+    value: Any = None  # the result of a request, if it is no tensor
 
 
 @final
@@ -262,16 +218,11 @@ class DropArrival(ServerRequest):
     """SyncWithBackups: do not wait for the gradients of a worker that has died, where they have not come yet.
 
     The driver sends it to all servers after `FenceWorker`, if server 0's answer to that says so.
-
-    Attributes:
-        sender: The dead worker.
-        step: The step for which the gradient was accepted (`ServerAnswer.step` of that answer).
-        completes: Number of gradients in that step (`ServerAnswer.completes` of that answer).
     """
 
-    sender: Sender
-    step: int
-    completes: int = 0
+    sender: Sender  # the dead worker
+    step: int  # the step for which the gradient was accepted (`ServerAnswer.step` of that answer)
+    completes: int = 0  # number of gradients in that step (`ServerAnswer.completes` of that answer)
 
 
 @final
@@ -280,16 +231,13 @@ class Finish(ServerRequest):
     """SyncWithBackups: apply an incomplete step with the gradients that have come (`join`, reads, `close`).
 
     Seldom needed: a step waits only for workers that hold a closure, so it is decided when these closures end.
-
-    Attributes:
-        step: Number of the step; -1 makes server 0 decide the present step, and answer with its number and number of
-            gradients (`ServerAnswer.step`, `completes`; 0: there are none, nothing else is to be done). With a step, a
-            server answers once it has applied this step.
-        completes: Number of gradients in the step.
     """
 
+    # Number of the step; -1 makes server 0 decide the present step, and answer with its number and number of gradients
+    # (`ServerAnswer.step`, `completes`; 0: there are none, nothing else is to be done). With a step, a server answers
+    # once it has applied this step.
     step: int = -1
-    completes: int = 0
+    completes: int = 0  # number of gradients in the step
 
 
 @final
@@ -307,33 +255,21 @@ class FenceWorker(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class OptimizerGroup:
-    """One server's part of one of an optimizer's `param_groups`.
+    """One server's part of one of an optimizer's `param_groups`."""
 
-    Attributes:
-        options: Everything but `params`: lr, weight_decay, ...
-        slices: Numbers of the group's slices.
-        tables: Handles of the group's embedding tables.
-    """
-
-    options: Mapping[str, Any]
-    slices: tuple[int, ...] = ()
-    tables: tuple[int, ...] = ()
+    options: Mapping[str, Any]  # everything but `params`: lr, weight_decay, ...
+    slices: tuple[int, ...] = ()  # numbers of the group's slices
+    tables: tuple[int, ...] = ()  # handles of the group's embedding tables
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class AddOptimizer(ServerRequest):
-    """Add an optimizer, or change the groups of a known one: new slices are added, states are kept.
+    """Add an optimizer, or change the groups of a known one: new slices are added, states are kept."""
 
-    Attributes:
-        handle: Handle of the optimizer, the same on the driver and all workers.
-        kind: Pickle (cloudpickle) of the optimizer's class.
-        groups: Groups in the optimizer's order.
-    """
-
-    handle: int
-    kind: bytes
-    groups: tuple[OptimizerGroup, ...]
+    handle: int  # handle of the optimizer, the same on the driver and all workers
+    kind: bytes  # pickle (cloudpickle) of the optimizer's class
+    groups: tuple[OptimizerGroup, ...]  # groups in the optimizer's order
 
 
 @final
@@ -347,42 +283,30 @@ class OptimizerState(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class SetOptimizerState(ServerRequest):
-    """Replace an optimizer's state.
-
-    Attributes:
-        states: States by slice number, tensors included.
-    """
+    """Replace an optimizer's state."""
 
     optimizer: int
-    states: Mapping[int, Mapping[str, Any]]
+    states: Mapping[int, Mapping[str, Any]]  # states by slice number, tensors included
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class WriteStates(ServerRequest):
-    """Write the optimizer states that a step has changed by hand.
-
-    Attributes:
-        states: By optimizer and slice number, the slice's new state; other slices keep their states.
-    """
+    """Write the optimizer states that a step has changed by hand."""
 
     sender: Sender
     key: PushKey
+    # by optimizer and slice number, the slice's new state; other slices keep their states
     states: Mapping[int, Mapping[int, Mapping[str, Any]]]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CreateTable(ServerRequest):
-    """Create this server's rows of an embedding table.
+    """Create this server's rows of an embedding table."""
 
-    Attributes:
-        handle: Handle of the table, the same on the driver and all workers.
-        spec: An `EmbeddingTableSpec`.
-    """
-
-    handle: int
-    spec: Any
+    handle: int  # handle of the table, the same on the driver and all workers
+    spec: Any  # an `EmbeddingTableSpec`
 
 
 @final
@@ -414,13 +338,9 @@ class SetRowState(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class BeginRestore(ServerRequest):
-    """Read this server's part of a checkpoint in the background, and hold it aside. Drops what was held before.
+    """Read this server's part of a checkpoint in the background, and hold it aside. Drops what was held before."""
 
-    Attributes:
-        order: An order for the `ServerRestorer`.
-    """
-
-    order: Any
+    order: Any  # an order for the `ServerRestorer`
 
 
 @final

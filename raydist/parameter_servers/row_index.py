@@ -19,16 +19,11 @@ _FULLEST = 0.5  # load factor of a hash index: rows are then found after 1.5 pro
 
 @final
 class GrowingRows:
-    """Consecutive rows in memory that grows by half when it is full.
-
-    Attributes:
-        count: Number of rows.
-        width: Number of values in a row.
-    """
+    """Consecutive rows in memory that grows by half when it is full."""
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
-        self.count = 0
-        self.width = width
+        self.count = 0  # number of rows
+        self.width = width  # number of values in a row
         self._memory = torch.empty((0, width), dtype=dtype)
 
     @property

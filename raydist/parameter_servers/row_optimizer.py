@@ -67,19 +67,15 @@ def kind_for_rows(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimiz
 class RowMemory:
     """The layout of one optimizer's state.
 
-    Attributes:
-        rows: State of each value of a row, and its initial value: by name a tensor without dimensions.
-        scalars: State of the whole parameter, and its initial value.
-        sparse: The optimizer takes sparse gradients only.
-
     >>> memory = RowMemory.of(torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}, torch.float32)
     >>> memory.rows, list(memory.scalars)
     ({'sum': tensor(0.5000)}, ['step'])
     """
 
+    # state of each value of a row, and its initial value: by name a tensor without dimensions
     rows: Mapping[str, torch.Tensor]
-    scalars: Mapping[str, Any]
-    sparse: bool
+    scalars: Mapping[str, Any]  # state of the whole parameter, and its initial value
+    sparse: bool  # the optimizer takes sparse gradients only
 
     @staticmethod
     def of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtype: torch.dtype) -> RowMemory:

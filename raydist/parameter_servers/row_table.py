@@ -31,17 +31,11 @@ class RowColumn(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """One server's part of one state.
+    """One server's part of one state."""
 
-    Attributes:
-        state: A result of `RowTable.state`; `RowColumn`s may stand for its tensors.
-        places: Positions of the server's rows in the state's columns, rising.
-        numbers: Row numbers of these rows.
-    """
-
-    state: Mapping[str, Any]
-    places: torch.Tensor
-    numbers: torch.Tensor
+    state: Mapping[str, Any]  # a result of `RowTable.state`; `RowColumn`s may stand for its tensors
+    places: torch.Tensor  # positions of the server's rows in the state's columns, rising
+    numbers: torch.Tensor  # row numbers of these rows
 
     def taken(self, column: torch.Tensor | RowColumn) -> Iterator[torch.Tensor]:
         """Return a column's values of these rows, piece by piece. Reads the whole column, which checks it all."""

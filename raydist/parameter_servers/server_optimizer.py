@@ -26,15 +26,10 @@ from raydist.parameter_servers.slices import PsSlice
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PushedRows:
-    """Gradients of some rows; the gradients of a repeated row are added up.
+    """Gradients of some rows; the gradients of a repeated row are added up."""
 
-    Attributes:
-        rows: int64 row numbers.
-        values: A gradient for each row, as large as the row.
-    """
-
-    rows: torch.Tensor
-    values: torch.Tensor
+    rows: torch.Tensor  # int64 row numbers
+    values: torch.Tensor  # a gradient for each row, as large as the row
 
     def sparse(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the gradients as a sparse tensor, as torch's optimizers take it."""
@@ -44,15 +39,11 @@ class PushedRows:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerGradients:
-    """The gradients of one `Push` to one server.
+    """The gradients of one `Push` to one server."""
 
-    Attributes:
-        slices: By slice number a tensor of the slice's shape, or gradients of some rows.
-        tables: Gradients of embedding tables, by handle.
-    """
-
+    # by slice number a tensor of the slice's shape, or gradients of some rows
     slices: Mapping[int, torch.Tensor | PushedRows]
-    tables: Mapping[int, PushedRows]
+    tables: Mapping[int, PushedRows]  # gradients of embedding tables, by handle
 
 
 def read_gradients(push: Push, tensors: Sequence[torch.Tensor], values: PsSlices) -> ServerGradients:
@@ -98,13 +89,7 @@ def _rows(left: Iterator[torch.Tensor], known: PsSlice) -> PushedRows:
 
 @final
 class ServerOptimizer:
-    """One optimizer. Its state lies on the server, too.
-
-    Attributes:
-        slices: Numbers of the slices in its groups.
-        known: Numbers of these slices, and of slices that were in a group before or were given a state: their states
-            are kept, as torch does.
-    """
+    """One optimizer. Its state lies on the server, too."""
 
     def __init__(
         self,
@@ -120,7 +105,9 @@ class ServerOptimizer:
         self._groups: tuple[OptimizerGroup, ...] = ()
         self._told: list[Mapping[str, Any]] = []
         self._dtypes: list[frozenset[torch.dtype]] = []
-        self.slices: frozenset[int] = frozenset()
+        self.slices: frozenset[int] = frozenset()  # numbers of the slices in its groups
+        # numbers of these slices, and of slices that were in a group before or were given a state: their states are
+        # kept, as torch does
         self.known: frozenset[int] = frozenset()
         self.change_groups(groups)
 

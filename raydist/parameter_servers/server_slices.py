@@ -19,13 +19,10 @@ class PsSlices:
 
     Args:
         room: Returns the number of bytes that are left; None: unknown.
-
-    Attributes:
-        version: Number of changes of the values so far.
     """
 
     def __init__(self, server: int, room: Callable[[], int | None] = free_memory) -> None:
-        self.version = 0
+        self.version = 0  # number of changes of the values so far
         self._server = server
         self._room = room
         self._slices: dict[int, PsSlice] = {}

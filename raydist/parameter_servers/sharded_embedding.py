@@ -30,17 +30,12 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 @final
 @dataclass(frozen=True, slots=True)
 class UniqueRows:
-    """The different rows among some numbers.
+    """The different rows among some numbers."""
 
-    Attributes:
-        rows: Row numbers, rising, on the CPU; without the padding.
-        places: For each number, on its device, its position in `rows`. The padding's position is `len(rows)`.
-        padded: True if the padding is among the numbers.
-    """
-
-    rows: torch.Tensor
+    rows: torch.Tensor  # row numbers, rising, on the CPU; without the padding
+    # For each number, on its device, its position in `rows`. The padding's position is `len(rows)`.
     places: torch.Tensor
-    padded: bool
+    padded: bool  # True if the padding is among the numbers
 
     @staticmethod
     def of(numbers: torch.Tensor, num_rows: int, padding: int | None = None) -> UniqueRows:

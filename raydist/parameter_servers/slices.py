@@ -16,45 +16,27 @@ from raydist.options.requirement import require
 @final
 @dataclass(frozen=True, slots=True)
 class VariableSpec:
-    """A variable to be placed on servers.
+    """A variable to be placed on servers."""
 
-    Attributes:
-        handle: Handle of the variable, the same on the driver and all workers.
-        name: Name of the variable, for messages and for the names of its slices.
-        shape: Shape of the variable.
-        dtype: Dtype of the variable.
-        partitioned: True to allow a split along dimension 0: parameters may be split, buffers stay whole.
-    """
-
-    handle: int
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    partitioned: bool = True
+    handle: int  # handle of the variable, the same on the driver and all workers
+    name: str  # name of the variable, for messages and for the names of its slices
+    shape: tuple[int, ...]  # shape of the variable
+    dtype: torch.dtype  # dtype of the variable
+    partitioned: bool = True  # True to allow a split along dimension 0: parameters may be split, buffers stay whole
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PsSlice:
-    """Consecutive rows of a variable, all of which lie on one server.
+    """Consecutive rows of a variable, all of which lie on one server."""
 
-    Attributes:
-        number: Number of the slice, unique in the strategy.
-        handle: Handle of the variable.
-        name: Name of the variable, with `/part_i` if the variable has several slices.
-        server: Number of the server that has the slice.
-        begin: First row of the slice in the variable.
-        shape: Shape of the slice: as the variable's but for dimension 0; `()` for a scalar.
-        dtype: Dtype of the variable.
-    """
-
-    number: int
-    handle: int
-    name: str
-    server: int
-    begin: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    number: int  # number of the slice, unique in the strategy
+    handle: int  # handle of the variable
+    name: str  # name of the variable, with `/part_i` if the variable has several slices
+    server: int  # number of the server that has the slice
+    begin: int  # first row of the slice in the variable
+    shape: tuple[int, ...]  # shape of the slice: as the variable's but for dimension 0; `()` for a scalar
+    dtype: torch.dtype  # dtype of the variable
 
     @property
     def num_bytes(self) -> int:

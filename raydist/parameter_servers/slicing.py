@@ -107,15 +107,11 @@ Form = Literal["dense", "rows"]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientCut:
-    """The part of a push for one server.
-
-    Attributes:
-        forms: Form of each slice's gradient.
-        places: For each slice the position of its gradient, and the slice; None if it is the whole variable.
-    """
+    """The part of a push for one server."""
 
     slices: tuple[int, ...]
-    forms: tuple[Form, ...]
+    forms: tuple[Form, ...]  # form of each slice's gradient
+    # for each slice the position of its gradient, and the slice; None if it is the whole variable
     places: tuple[tuple[int, PsSlice | None], ...]
 
     def tensors(self, gradients: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:

@@ -11,18 +11,12 @@ from raydist.parameter_servers.requests import PushKey, Sender
 @final
 @dataclass(slots=True)
 class Arrival:
-    """A worker's gradient that is ready to be pushed.
-
-    Attributes:
-        change: Closure and index of the gradient's key.
-        step: The step of the gradient.
-        completes: Number of gradients in the step; 0 until this is decided.
-    """
+    """A worker's gradient that is ready to be pushed."""
 
     sender: Sender
-    change: tuple[int, int]
-    step: int
-    completes: int = 0
+    change: tuple[int, int]  # closure and index of the gradient's key
+    step: int  # the step of the gradient
+    completes: int = 0  # number of gradients in the step; 0 until this is decided
 
 
 @final
@@ -31,9 +25,6 @@ class SyncSteps:
 
     A step is decided as soon as all workers that hold a closure but `num_backups` have arrived, at least one: by an
     arrival, or because an awaited worker ends its closure or dies.
-
-    Attributes:
-        step: The undecided step, for which arrivals are accepted. Present values may still be of the step before.
 
     >>> steps, workers = SyncSteps(num_backups=1), [Sender(number, 0) for number in range(3)]
     >>> for number, worker in enumerate(workers):
@@ -47,6 +38,7 @@ class SyncSteps:
     """
 
     def __init__(self, num_backups: int) -> None:
+        # The undecided step, for which arrivals are accepted. Present values may still be of the step before.
         self.step = 0
         self._num_backups = num_backups
         self._holding: dict[int, tuple[int, int]] = {}  # generation and closure of each worker

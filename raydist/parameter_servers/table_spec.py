@@ -40,26 +40,18 @@ _DEALING = np.uint64(0x5851F42D4C957F2D)
 class EmbeddingTableSpec:
     """A table of rows that exist once they are touched.
 
-    Attributes:
-        num_rows: Number of rows; row numbers are below it.
-        dim: Number of values in a row.
-        dtype: Dtype of the values.
-        seed: Together with a row's number, the seed determines the row's initial values.
-        initializer: Distribution of initial values: normal with mean 0, uniform between -1 and 1, or zero.
-        scale: Factor of the initial values.
-        name: Name for messages.
-
     >>> EmbeddingTableSpec(10**9, 16).row_bytes
     64
     """
 
-    num_rows: int
-    dim: int
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
+    num_rows: int  # number of rows; row numbers are below it
+    dim: int  # number of values in a row
+    dtype: torch.dtype = torch.float32  # dtype of the values
+    seed: int = 0  # together with a row's number, the seed determines the row's initial values
+    # distribution of initial values: normal with mean 0, uniform between -1 and 1, or zero
     initializer: Literal["normal", "uniform", "zeros"] = "normal"
-    scale: float = 1.0
-    name: str = "embedding"
+    scale: float = 1.0  # factor of the initial values
+    name: str = "embedding"  # name for messages
 
     @property
     def row_bytes(self) -> int:

@@ -57,21 +57,14 @@ _PURPOSES = ("gradients", "values")
 
 @final
 class GroupMember:
-    """Membership of one replica. The replica's thread uses this class; any thread may call `abort`.
+    """Membership of one replica. The replica's thread uses this class; any thread may call `abort`."""
 
-    Attributes:
-        generation: Current generation (incarnation) of the group; -1 before the first.
-        progress: Current step and collective of the replica, for supervisors.
-        gradients: Communicator of gradients; where gradients stay local, a group of this replica alone.
-        values: Communicator of everything else.
-    """
-
-    gradients: Communicator
-    values: Communicator
+    gradients: Communicator  # communicator of gradients; where gradients stay local, a group of this replica alone
+    values: Communicator  # communicator of everything else
 
     def __init__(self, setup: ReplicaSetup, join_group: Callable[..., Communicator], device: torch.device) -> None:
-        self.generation = -1
-        self.progress = Progress()
+        self.generation = -1  # current generation (incarnation) of the group; -1 before the first
+        self.progress = Progress()  # current step and collective of the replica, for supervisors
         self._setup = setup
         self._join_group = join_group
         self._device = device

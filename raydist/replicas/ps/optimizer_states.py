@@ -26,16 +26,13 @@ _LOOKS = (
 class PsOptimizerState(defaultdict[Any, Any]):
     """A dict like torch's optimizer state that calls `ask`, if there is one, before the first access of any kind.
 
-    Attributes:
-        ask: Fills the dict with the servers' state.
-
     >>> state = PsOptimizerState()
     >>> state.ask = lambda: state.update(a={"step": 1})
     >>> "a" in state, state.ask
     (True, None)
     """
 
-    ask: Callable[[], None] | None = None
+    ask: Callable[[], None] | None = None  # fills the dict with the servers' state
 
     def __init__(self, default_factory: Callable[[], Any] | None = dict, content: Any = ()) -> None:
         super().__init__(default_factory, content)  # torch's own defaultdict copies itself with these arguments

@@ -88,23 +88,16 @@ def _extent(tensor: torch.Tensor) -> int:
 
 @final
 class PsModel:
-    """All variables, optimizers and tables of one worker.
-
-    Attributes:
-        slices: Slices of the variables, and the values that the worker has read.
-        optimizers: The worker's optimizers.
-        states: States of the optimizers, for closures.
-        rows: Rows of the embedding tables.
-        held: Placement of all of these, for saving and restoring.
-    """
+    """All variables, optimizers and tables of one worker."""
 
     def __init__(self, client: ServerClient) -> None:
         self._known = KnownObjects()
         self._tables: set[int] = set()
-        self.slices = WorkerSlices(client)
-        self.optimizers = PsOptimizers(client, self._known, self.slices, self._tables)
-        self.states = ClosureStates(self.optimizers)
-        self.rows = PsRows(client, self._known.handle_of)
+        self.slices = WorkerSlices(client)  # slices of the variables, and the values that the worker has read
+        self.optimizers = PsOptimizers(client, self._known, self.slices, self._tables)  # the worker's optimizers
+        self.states = ClosureStates(self.optimizers)  # states of the optimizers, for closures
+        self.rows = PsRows(client, self._known.handle_of)  # rows of the embedding tables
+        # placement of all of these, for saving and restoring
         self.held = PlacedVariables(
             client, self.slices.table, self._known.get, self._known.handle_of, self.optimizers.read_states
         )

@@ -18,36 +18,24 @@ from raydist.replicas.step_message import SentObjects
 @final
 @dataclass(frozen=True, slots=True)
 class ClosureLabel:
-    """The identity of a closure: the same when the closure runs again.
+    """The identity of a closure: the same when the closure runs again."""
 
-    Attributes:
-        number: Unique in the strategy, and rising.
-        finished_below: All closures with a lower number have ended.
-        seen: By server, the version of its values that the driver knew when it scheduled the closure. The closure must
-            see these versions or newer ones.
-    """
-
-    number: int
-    finished_below: int = 0
+    number: int  # unique in the strategy, and rising
+    finished_below: int = 0  # all closures with a lower number have ended
+    # By server, the version of its values that the driver knew when it scheduled the closure. The closure must see
+    # these versions or newer ones.
     seen: Sequence[int] = ()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A change by the driver that every worker makes before closures scheduled after it.
+    """A change by the driver that every worker makes before closures scheduled after it."""
 
-    Attributes:
-        payload: The program's changes of mirrored objects, without a step.
-        plan: Placement of new variables; None if there are none.
-        values: By name, pickled functions that make the worker's per-worker values.
-        dropped: Names of per-worker values that nothing uses any more.
-    """
-
-    payload: StepPayload | None = None
-    plan: Any = None
-    values: tuple[tuple[str, bytes], ...] = ()
-    dropped: tuple[str, ...] = ()
+    payload: StepPayload | None = None  # the program's changes of mirrored objects, without a step
+    plan: Any = None  # placement of new variables; None if there are none
+    values: tuple[tuple[str, bytes], ...] = ()  # by name, pickled functions that make the worker's per-worker values
+    dropped: tuple[str, ...] = ()  # names of per-worker values that nothing uses any more
 
     def packed(self) -> bytes:
         """Return the entry as bytes."""
@@ -63,23 +51,14 @@ class LogEntry:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedWork:
-    """A closure as the driver holds it until it ends.
+    """A closure as the driver holds it until it ends."""
 
-    Attributes:
-        number: See `ClosureLabel`.
-        header: Pickle of the `StepHeader`: it has the arguments as they were when the closure was scheduled.
-        parts: The PerReplica arguments.
-        seen: See `ClosureLabel`.
-        after: Number of log entries that come before the closure.
-        epoch: Number of errors that the program had been told when it scheduled the closure.
-    """
-
-    number: int
-    header: bytes
-    parts: tuple[PerReplica, ...] = ()
-    seen: tuple[int, ...] = ()
-    after: int = 0
-    epoch: int = 0
+    number: int  # see `ClosureLabel`
+    header: bytes  # pickle of the `StepHeader`: it has the arguments as they were when the closure was scheduled
+    parts: tuple[PerReplica, ...] = ()  # the PerReplica arguments
+    seen: tuple[int, ...] = ()  # see `ClosureLabel`
+    after: int = 0  # number of log entries that come before the closure
+    epoch: int = 0  # number of errors that the program had been told when it scheduled the closure
 
     @property
     def num_bytes(self) -> int:
@@ -90,20 +69,13 @@ class PlannedWork:
 @final
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One closure for one worker.
+    """One closure for one worker."""
 
-    Attributes:
-        label: Identifies the closure.
-        epoch: See `PlannedWork`.
-        header: See `PlannedWork`.
-        sources: Where the worker finds the PerReplica arguments.
-        entries: Packed log entries that come before the closure and that the worker has not received.
-    """
-
-    label: ClosureLabel
-    epoch: int
-    header: bytes
-    sources: tuple[PartSource, ...]
+    label: ClosureLabel  # identifies the closure
+    epoch: int  # see `PlannedWork`
+    header: bytes  # see `PlannedWork`
+    sources: tuple[PartSource, ...]  # where the worker finds the PerReplica arguments
+    # packed log entries that come before the closure and that the worker has not received
     entries: tuple[bytes, ...] = ()
 
     def step(self, generation: int) -> StepHeader:
@@ -115,54 +87,35 @@ class WorkItem:
 @final
 @dataclass(frozen=True, slots=True)
 class WorkMessage:
-    """Some closures for one worker, in order. New objects of the object store travel beside the message.
+    """Some closures for one worker, in order. New objects of the object store travel beside the message."""
 
-    Attributes:
-        items: The closures.
-        objects: Numbers of the objects to which the sources refer, see `KeptObjects`.
-        used: By name of a per-worker iterator, the number of batches that ended closures are known to have used.
-    """
-
-    items: tuple[WorkItem, ...]
-    objects: tuple[int, ...] = ()
+    items: tuple[WorkItem, ...]  # the closures
+    objects: tuple[int, ...] = ()  # numbers of the objects to which the sources refer, see `KeptObjects`
+    # by name of a per-worker iterator, the number of batches that ended closures are known to have used
     used: Mapping[str, int] = field(default_factory=dict)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ClosureResult:
-    """The outcome of one closure.
+    """The outcome of one closure."""
 
-    Attributes:
-        result: The packed return value; None after an error.
-        error: The error that the closure raised.
-        cancelled: The closure did not begin, because an earlier one raised.
-    """
-
-    result: StepResult | None = None
-    error: PortableError | None = None
-    cancelled: bool = False
+    result: StepResult | None = None  # the packed return value; None after an error
+    error: PortableError | None = None  # the error that the closure raised
+    cancelled: bool = False  # the closure did not begin, because an earlier one raised
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkResult:
-    """A worker's answer to a message (implements only what a group's result needs of `values.Leaves`).
+    """A worker's answer to a message (implements only what a group's result needs of `values.Leaves`)."""
 
-    Attributes:
-        results: Outcomes in the order of the closures.
-        told: See `WorkerRules.told`.
-        remarks: Warnings for the program.
-        seconds: Duration of all closures together.
-        error: None: a worker's answer is never an error as a whole.
-        drawn: By name of a per-worker iterator, the number of batches that ended closures have drawn.
-    """
-
-    results: tuple[ClosureResult, ...]
-    told: tuple[int, ...] = ()
-    remarks: tuple[str, ...] = ()
-    seconds: float = 0.0
-    error: None = None
+    results: tuple[ClosureResult, ...]  # outcomes in the order of the closures
+    told: tuple[int, ...] = ()  # see `WorkerRules.told`
+    remarks: tuple[str, ...] = ()  # warnings for the program
+    seconds: float = 0.0  # duration of all closures together
+    error: None = None  # None: a worker's answer is never an error as a whole
+    # by name of a per-worker iterator, the number of batches that ended closures have drawn
     drawn: Mapping[str, int] = field(default_factory=dict)
 
 

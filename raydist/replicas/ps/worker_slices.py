@@ -49,38 +49,24 @@ def note_answer(read: ReadVersions, numbers: Sequence[int], answer: ServerAnswer
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PushPlan:
-    """The layout of a push; valid as long as the same parameters have gradients, in the same forms.
-
-    Attributes:
-        handles: Handles of the variables that have gradients.
-        tables: Handles of the embedding tables whose rows have gradients.
-        cuts: By server, its part of the gradients.
-        targets: By server, where the returned values are written.
-    """
+    """The layout of a push; valid as long as the same parameters have gradients, in the same forms."""
 
     optimizer: int
-    handles: tuple[int, ...]
-    tables: tuple[int, ...]
-    cuts: Mapping[int, GradientCut]
-    targets: Mapping[int, Mapping[int, torch.Tensor]]
+    handles: tuple[int, ...]  # handles of the variables that have gradients
+    tables: tuple[int, ...]  # handles of the embedding tables whose rows have gradients
+    cuts: Mapping[int, GradientCut]  # by server, its part of the gradients
+    targets: Mapping[int, Mapping[int, torch.Tensor]]  # by server, where the returned values are written
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Pushed:
-    """A plan and the gradients of one step.
+    """A plan and the gradients of one step."""
 
-    Attributes:
-        plan: The layout.
-        gradients: Gradients of `plan.handles`, on the host.
-        rows: By server, rows and their gradients, two tensors for each of `plan.tables`.
-        options: See `Push.options`.
-    """
-
-    plan: PushPlan
-    gradients: Sequence[Any]
-    rows: Sequence[Sequence[torch.Tensor]]
-    options: tuple[Mapping[str, Any], ...]
+    plan: PushPlan  # the layout
+    gradients: Sequence[Any]  # gradients of `plan.handles`, on the host
+    rows: Sequence[Sequence[torch.Tensor]]  # by server, rows and their gradients, two tensors for each of `plan.tables`
+    options: tuple[Mapping[str, Any], ...]  # see `Push.options`
 
 
 @final
@@ -165,15 +151,11 @@ def _planned(
 
 @final
 class WorkerSlices:
-    """All slices of one worker's variables.
-
-    Attributes:
-        table: The slices of each variable.
-        targets: By server and slice number, the memory into which its values are read.
-    """
+    """All slices of one worker's variables."""
 
     def __init__(self, client: ServerClient) -> None:
-        self.table = SliceTable()
+        self.table = SliceTable()  # the slices of each variable
+        # by server and slice number, the memory into which its values are read
         self.targets: list[dict[int, torch.Tensor]] = [{} for _ in range(client.num_servers)]
         self._client = client
         self._copies = WorkerCopies()
