@@ -74,15 +74,15 @@ class Coordinator:
             self._thread = threading.Thread(target=self._serve, name="raydist-coordinator", daemon=True)
             self._thread.start()
 
-    def when_lost(self, told: Callable[[int, int, Mapping[str, int]], None]) -> None:
-        """Call `told` at each death of a worker; see `WorkerPool.on_lost`."""
+    def when_lost(self, callback: Callable[[int, int, Mapping[str, int]], None]) -> None:
+        """Call `callback` at each death of a worker; see `WorkerPool.on_lost`."""
         with self._changed:
-            self._pool.on_lost.append(told)
+            self._pool.on_lost.append(callback)
 
-    def when_done(self, told: Callable[[Sequence[StepResult]], None]) -> None:
-        """Call `told` for each closure that succeeds; see `Scheduler.on_result`."""
+    def when_done(self, callback: Callable[[Sequence[StepResult]], None]) -> None:
+        """Call `callback` for each closure that succeeds; see `Scheduler.on_result`."""
         with self._changed:
-            self._scheduler.on_result.append(told)
+            self._scheduler.on_result.append(callback)
 
     def schedule(
         self,
@@ -147,13 +147,13 @@ class Coordinator:
         def settle(worker: int) -> Any:
             settled = self._calls.ask(worker, "settle", self._scheduler.due(worker), entry.packed())
             plan = self._servers.plan(settled)
-            told = self._calls.ask(worker, "place", plan, ClosureLabel(self._queue.next_number()))
+            versions = self._calls.ask(worker, "place", plan, ClosureLabel(self._queue.next_number()))
             self._servers.accept(plan)
-            return plan, told
+            return plan, versions
 
-        worker, (plan, told) = self._calls.with_reader(settle)
+        worker, (plan, versions) = self._calls.with_reader(settle)
         with self._changed:
-            self._scheduler.note_seen(told)
+            self._scheduler.note_seen(versions)
             self._log.append(LogEntry(entry.payload, plan).packed())
             self._scheduler.due(worker)  # that worker already has this entry
 

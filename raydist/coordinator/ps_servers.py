@@ -90,9 +90,9 @@ class PsServers:
 
     def fence(self, worker: int, generation: int) -> None:
         with self._asking:
-            told = self._client.ask_all(FenceWorker(Sender(worker, generation)))
-            if told[0].completes:  # the worker was part of a step: nobody may wait for what it did not push
-                self._client.ask_all(DropArrival(Sender(worker, generation), told[0].step, told[0].completes))
+            answers = self._client.ask_all(FenceWorker(Sender(worker, generation)))
+            if answers[0].completes:  # the worker was part of a step: nobody may wait for what it did not push
+                self._client.ask_all(DropArrival(Sender(worker, generation), answers[0].step, answers[0].completes))
 
     def finish(self) -> None:
         if self._consistency == "async":

@@ -168,8 +168,8 @@ class Scheduler:
         for closure, ended in zip(closures, answer.results, strict=True):
             if ended.result is not None:
                 self._queue.succeed(worker.number, closure, ended.result.without_summaries())
-                for told in () if closure.alone else self.on_result:
-                    told((ended.result,))
+                for callback in () if closure.alone else self.on_result:
+                    callback((ended.result,))
             elif ended.error is not None:
                 self._queue.fail(worker.number, closure, ended.error.restore())
             else:
@@ -183,14 +183,14 @@ class Scheduler:
     def _learn(self, closures: Sequence[Closure], answer: WorkResult) -> None:
         for closure in closures:
             self._pace.learn(closure.key, answer.seconds / len(closures))
-        self.note_seen(answer.told)
+        self.note_seen(answer.versions)
         self.remarks += answer.remarks
 
-    def note_seen(self, told: Sequence[int]) -> None:
+    def note_seen(self, versions: Sequence[int]) -> None:
         """Raise the versions that closures sent from now on must see."""
-        missing = len(told) - len(self.seen)
+        missing = len(versions) - len(self.seen)
         before = (*self.seen, *(0,) * missing)
-        self.seen = tuple(map(max, before, (*told, *(0,) * (len(before) - len(told)))))
+        self.seen = tuple(map(max, before, (*versions, *(0,) * (len(before) - len(versions)))))
 
 
 _SLICE_S = 0.5  # between two looks at the clock

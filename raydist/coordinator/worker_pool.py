@@ -196,8 +196,8 @@ class WorkerPool:
             self._servers.fence(worker.number, worker.generation)
         except Exception as failure:  # the servers have failed: no worker can go on
             self._queue.fail_all(failure)
-        for told in self.on_lost:
-            told(worker.number, worker.generation, _since(worker.drawn, worker.drawn_before))
+        for callback in self.on_lost:
+            callback(worker.number, worker.generation, _since(worker.drawn, worker.drawn_before))
         self._queue.lost(worker.number, error)
         if worker.starts >= _MOST_STARTS:
             self._give_up(worker, self._too_often(worker, error))

@@ -403,8 +403,8 @@ class DispatchedSteps:
             self._learn(group, answers)
         for place, results in enumerate(group.outcomes):
             if not isinstance(results, Exception):
-                for told in self.on_results:
-                    told(results)
+                for callback in self.on_results:
+                    callback(results)
                 group.outcomes[place] = [each.without_summaries() for each in results]  # results may live long
         for remark in [remark for answer in answers for remark in answer.remarks]:
             warnings.warn(remark, stacklevel=2)

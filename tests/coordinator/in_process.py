@@ -38,7 +38,7 @@ class NoVariables(WorkerRules):
 
     def end_closure(self, variables: VariablesView, *, last: bool) -> None: ...
 
-    def told(self) -> tuple[int, ...]:
+    def versions(self) -> tuple[int, ...]:
         return ()
 
     def settle(self, variables: VariablesView) -> Any: ...

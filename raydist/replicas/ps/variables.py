@@ -261,7 +261,7 @@ class PsVariables(WorkerRules):
             self._client.ask(0, EndClosure(self._sender, self._closure.number))
         self._closure = _NO_CLOSURE
 
-    def told(self) -> tuple[int, ...]:
+    def versions(self) -> tuple[int, ...]:
         return self._model.slices.versions()
 
     # --- steps of optimizers ------------------------------------------------------------------------------------------

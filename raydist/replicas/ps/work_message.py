@@ -111,7 +111,7 @@ class WorkResult:
     """A worker's answer to a message (implements only what a group's result needs of `values.Leaves`)."""
 
     results: tuple[ClosureResult, ...]  # outcomes in the order of the closures
-    told: tuple[int, ...] = ()  # see `WorkerRules.told`
+    versions: tuple[int, ...] = ()  # see `WorkerRules.versions`
     remarks: tuple[str, ...] = ()  # warnings for the program
     seconds: float = 0.0  # duration of all closures together
     error: None = None  # None: a worker's answer is never an error as a whole

@@ -57,7 +57,7 @@ class WorkerRules(StrategyHooks):
         """Clean up after a closure, whether it succeeded or not."""
 
     @abstractmethod
-    def told(self) -> tuple[int, ...]:
+    def versions(self) -> tuple[int, ...]:
         """Return, by server, the newest version that this worker knows of; each answer reports it to the driver."""
 
     @abstractmethod
@@ -137,7 +137,7 @@ class WorkerRunner:
         results = tuple(self._closure(item, held, last=place == last) for place, item in enumerate(message.items))
         remarks = self._runner.mirrored.take_remarks()
         seconds = time.perf_counter() - began
-        return WorkResult(results, tuple(self._rules.told()), remarks, seconds, drawn=self._num_drawn())
+        return WorkResult(results, tuple(self._rules.versions()), remarks, seconds, drawn=self._num_drawn())
 
     def _num_drawn(self) -> dict[str, int]:
         """Return, by iterator, the number of batches drawn by this process and by earlier generations."""
@@ -232,11 +232,11 @@ class WorkerRunner:
         return self._rules.settle(self._runner.variables)
 
     def place(self, plan: Any, label: ClosureLabel) -> tuple[int, ...]:
-        """Carry out the plan that the driver made from `settle`; return what `WorkerRules.told` returns then."""
+        """Carry out the plan that the driver made from `settle`; return what `WorkerRules.versions` returns then."""
         self._rules.place(self._runner.variables, plan, label)
         self._rules.follow(self._runner.variables, plan)
         self._unplaced = ()
-        return tuple(self._rules.told())
+        return tuple(self._rules.versions())
 
     def _drop_unplaced(self) -> None:
         if self._unplaced:

@@ -95,7 +95,7 @@ def test_what_is_written_by_hand_is_everybodys() -> None:
     with servers(2) as made:
         one, two = made.worker(make), made.worker(make)
         one.run(clip)
-        two.run(lambda *objects: None, seen=one.rules.told())
+        two.run(lambda *objects: None, seen=one.rules.versions())
         assert two.objects[0][0].weight.abs().max() == 0.01
         assert two.objects[0][2].bias.tolist() == [4] * 3
         assert two.objects[0][2].weight.sum() == 21
@@ -124,7 +124,7 @@ def test_who_adds_to_a_counter_does_not_take_what_it_holds_for_what_it_is() -> N
         one, two = made.worker(with_norm), made.worker(with_norm)
         for worker in (one, two, one, two, two):
             worker.run(count)
-        newest = [max(versions) for versions in zip(one.rules.told(), two.rules.told(), strict=True)]
+        newest = [max(versions) for versions in zip(one.rules.versions(), two.rules.versions(), strict=True)]
         for worker in (one, two):
             worker.run(lambda *objects: None, seen=newest)
             assert worker.objects[0][1].num_batches_tracked == 5
@@ -187,7 +187,7 @@ def test_a_closure_that_runs_again_may_find_other_things_to_write() -> None:
     with servers(2) as made:
         one, two = made.worker(make), made.worker(make)
         one.run(rise_and_halve, closure=7)
-        two.run(rise_and_halve, closure=7, seen=one.rules.told())
+        two.run(rise_and_halve, closure=7, seen=one.rules.versions())
         assert two.objects[0][2].bias.max() < 60  # the step, once, and halved
 
 
@@ -250,7 +250,7 @@ def test_what_a_failed_closure_did_before_counts() -> None:
         one, two = made.worker(make), made.worker(make)
         with pytest.raises(KeyError):
             one.run(fail)
-        two.run(lambda *objects: None, seen=one.rules.told())
+        two.run(lambda *objects: None, seen=one.rules.versions())
         assert close(values(two.objects[0]), values(bare[0]))
         one.run(lambda *objects: train(*objects, number=1))
         train(*bare, number=1)
@@ -269,7 +269,7 @@ def test_what_a_failed_closure_wrote_well_counts_beside_what_it_wrote_badly() ->
         one, two = made.worker(make), made.worker(make)
         with pytest.raises(KeyError):
             one.run(fail)
-        two.run(lambda *objects: None, seen=one.rules.told())
+        two.run(lambda *objects: None, seen=one.rules.versions())
         one.run(lambda *objects: None)
         for worker in (one, two):
             first, first_bias, second, second_bias = values(worker.objects[0])
@@ -294,7 +294,7 @@ def test_what_the_driver_writes_goes_to_the_servers() -> None:
         assert worker.held.table.object_of(6) is worker.objects[1]
         bare = make("momentum")
         train(*bare, number=0)
-        two.run(lambda *objects: None, seen=one.rules.told())
+        two.run(lambda *objects: None, seen=one.rules.versions())
         assert close(values(two.objects[0]), values(bare[0]))
         train(*bare, number=2)
         two.run(lambda *objects: train(*objects, number=2))
@@ -326,7 +326,7 @@ def test_rows_of_tables_are_pulled_and_pushed(count: int) -> None:
     with servers(count) as made:
         one, two = made.worker(with_table), made.worker(with_table)
         for number, worker in enumerate([one, one, two, one]):
-            seen = one.rules.told() if worker is two else two.rules.told()
+            seen = one.rules.versions() if worker is two else two.rules.versions()
             mine = worker.run(lambda *objects, number=number: look_up(*objects, number=number), seen=seen)
             assert mine == pytest.approx(look_up(*bare, number=number), rel=1e-9)
         assert close(values(one.objects[0][1]), values(bare[0][1]))

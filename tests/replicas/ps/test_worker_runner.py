@@ -44,7 +44,7 @@ class Notes(WorkerRules):
     def end_closure(self, variables: VariablesView, *, last: bool) -> None:
         self.calls.append(("end", last))
 
-    def told(self) -> tuple[int, ...]:
+    def versions(self) -> tuple[int, ...]:
         return (5,)
 
     def settle(self, variables: VariablesView) -> Any:
@@ -85,7 +85,7 @@ def test_rules_are_told_of_each_part_of_a_closure() -> None:
     runner, notes = worker()
     answer = run(runner, work(3, lambda: 1), work(4, lambda: 2), entries=(LogEntry(plan="plan").packed(),))
     assert [each.result.leaf(0) for each in answer.results if each.result is not None] == [1, 2]
-    assert answer.told == (5,)
+    assert answer.versions == (5,)
     assert notes.calls == [
         ("follow", "plan"),
         *(("before", 3), "after", ("end", False)),
