@@ -125,6 +125,7 @@ class ServerStats:
     """Counts of one parameter server since it started.
 
     Attributes:
+        server: Number of the server.
         pulls: Reads answered with tensors.
         pushes: Applied changes: gradients, and values written by hand.
         repeated: Changes that the server knew already, and did not apply again.
