@@ -15,6 +15,8 @@ OLDEST_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python
 OLDEST_STAMP := $(OLDEST)/.installed
 HUB ?= .venv-hub
 HUB_STAMP := $(HUB)/.installed
+TRACKERS ?= .venv-trackers
+TRACKERS_STAMP := $(TRACKERS)/.installed
 OLDEST_TESTS := tests/collectives/test_contract.py tests/collectives/reducer tests/mirroring tests/pickling \
 	tests/parameter_servers tests/checkpoints/test_checkpoint.py tests/strategies/test_contract.py
 HUB_PACKAGES := transformers peft datasets timm torchvision diffusers torch_geometric lightning
@@ -22,7 +24,7 @@ HUB_PACKAGES := transformers peft datasets timm torchvision diffusers torch_geom
 TRANSFORMERS_4 := transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean test-gpu test-gpu-multi
+.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub test-trackers chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean test-gpu test-gpu-multi
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -94,6 +96,15 @@ test-hub: $(HUB_STAMP)  ## Train models of transformers 5 and 4, peft, timm, tor
 	$(HUB_PYTEST) tests/hub $(PYTEST_ARGS)
 	PYTHONPATH=$(abspath $(HUB)/transformers-4/site-packages) $(HUB_PYTEST) tests/hub/test_transformers*.py $(PYTEST_ARGS)
 
+$(TRACKERS_STAMP): pyproject.toml Makefile
+	$(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,wandb,mlflow]' torch==2.13.0 sqlalchemy alembic
+	@touch $@
+
+# Apart, as mlflow does not take the protobuf of constraints.txt.
+test-trackers: $(TRACKERS_STAMP)  ## Log to Weights & Biases and MLflow by the real packages, without a network
+	$(TRACKERS)/bin/python -m pytest -W default tests/trackers $(PYTEST_ARGS)
+
 test-long: $(STAMP)  ## What takes too long for `make test`: machines apart, nodes that come and go, lost nodes, ...
 	RAYDIST_LONG=1 $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
@@ -135,4 +146,4 @@ autotune: $(STAMP)  ## Compare light pipelines with and without AUTOTUNE (BENCH_
 	$(BIN)/python -m benchmarks.autotune $(BENCH_ARGS)
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(PEERS) $(XLA) $(HUB) site .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(PEERS) $(XLA) $(HUB) $(TRACKERS) site .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

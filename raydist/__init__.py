@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from raydist.strategies.one_node import MirroredStrategy as MirroredStrategy
     from raydist.strategies.one_node import OneNodeStrategy as OneNodeStrategy
     from raydist.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+    from raydist.strategies.profile_steps import profile_steps as profile_steps
     from raydist.strategies.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from raydist.strategies.tpu import TPUStrategy as TPUStrategy
     from raydist.training.callbacks.callback import Callback as Callback
@@ -120,6 +121,8 @@ if TYPE_CHECKING:
     from raydist.training.callbacks.checkpoint_callbacks import ModelCheckpoint as ModelCheckpoint
     from raydist.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from raydist.training.callbacks.early_stopping import TerminateOnNaN as TerminateOnNaN
+    from raydist.training.callbacks.experiment_loggers import MLflowLogger as MLflowLogger
+    from raydist.training.callbacks.experiment_loggers import WandbLogger as WandbLogger
     from raydist.training.callbacks.learning_rates import LearningRateScheduler as LearningRateScheduler
     from raydist.training.callbacks.learning_rates import ReduceLROnPlateau as ReduceLROnPlateau
     from raydist.training.callbacks.log_callbacks import CSVLogger as CSVLogger
@@ -180,6 +183,7 @@ _MODULE_OF = {
     "MaxSizePartitioner": "raydist.parameter_servers.slices",
     "Mean": "raydist.training.metrics",
     "MinSizePartitioner": "raydist.parameter_servers.slices",
+    "MLflowLogger": "raydist.training.callbacks.experiment_loggers",
     "MirroredStrategy": "raydist.strategies.one_node",
     "Model": "raydist.training.model",
     "ModelCheckpoint": "raydist.training.callbacks.checkpoint_callbacks",
@@ -237,6 +241,7 @@ _MODULE_OF = {
     "UnavailableError": "raydist.core.errors",
     "ValueContext": "raydist.context.strategy_values",
     "VarLenFeature": "raydist.pipelines.tf_example.features",
+    "WandbLogger": "raydist.training.callbacks.experiment_loggers",
     "close_all": "raydist.strategies.hosted",
     "compute_average_loss": "raydist.strategies.functions",
     "get_global_step": "raydist.strategies.functions",
@@ -247,6 +252,7 @@ _MODULE_OF = {
     "in_cross_replica_context": "raydist.context.current",
     "parse_example": "raydist.pipelines.tf_example.parse",
     "parse_single_example": "raydist.pipelines.tf_example.parse",
+    "profile_steps": "raydist.strategies.profile_steps",
     "summary": "raydist",
     "set_aggregation": "raydist.mirroring.aggregation",
     "text": "raydist",

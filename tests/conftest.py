@@ -35,7 +35,7 @@ LEAK_GRACE_S = 10.0
 # (raydist-...).
 LIBRARY_THREADS = (
     *("ray_", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry"),
-    *("fsspecIO", "PythonGCThread", "Dummy"),
+    *("fsspecIO", "PythonGCThread", "Dummy", "wandb-", "Otel"),
     "raydist-rendezvous",  # overtaken in torch's lookup of a name, which takes 5 s or more and cannot be interrupted
 )
 LIBRARY_ACTORS = ("_StatsActor", "_AutoscalingCoordinatorActor")  # Ray Data's own, which live as long as the cluster
@@ -43,7 +43,7 @@ LIVING = ("RESTARTING", "DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RE
 """States of actors in an order in which none that goes from one to the next is missed."""
 LIBRARY_VARIABLES = (
     *("RAY_", "PYTEST_", "KMP_", "TORCH_", "TORCHINDUCTOR_", "CUDA_", "TRITON_", "GRPC_"),
-    "CRC32C_SW_MODE",  # tensorboardX's
+    *("CRC32C_SW_MODE", "_MLFLOW_", "WANDB_"),  # tensorboardX's, mlflow's, wandb's
     *("TPU_", "PJRT_", "XLA_", "CPU_NUM_DEVICES", "TF_CPP_"),  # torch_xla's, for as long as tests of a folder use it
 )
 

@@ -13,6 +13,7 @@ from torch import nn
 from raydist.core.exception_utils import folded
 from raydist.training.callbacks.callback import Callback, CallbackList, History
 from raydist.training.callbacks.log_callbacks import progress_stream
+from raydist.training.callbacks.profile_batches import ProfileBatches
 from raydist.training.compiled_model import CompiledModel
 from raydist.training.elements import ClassWeights
 from raydist.training.evaluation import Evaluation, Prediction
@@ -95,6 +96,7 @@ class Model(CompiledModel):
         class_weight: Mapping[int, float] | None = None,
         checkpoint: str | os.PathLike[str] | CheckpointManager | None = None,
         resume: bool = True,
+        profile: str | os.PathLike[str] | None = None,
         dataset: Data | None = None,
     ) -> History:
         """Train for several epochs.
@@ -127,6 +129,8 @@ class Model(CompiledModel):
             resume: Resume from the newest checkpoint if there is one: from the batch after the last one in the
                 checkpoint, with the same result as an uninterrupted training, including history, metrics, callbacks and
                 random numbers. With a checkpoint of the end of training, `fit` trains nothing, and warns.
+            profile: A directory for a trace of five executions, from the fourth on, on every replica:
+                `trace.json.gz`, as `rd.profile_steps` writes it.
             dataset: Former name of x.
 
         Returns:
@@ -161,7 +165,8 @@ class Model(CompiledModel):
         require_at_least("validation_steps", validation_steps)
         held_out = held_out_data(self._strategy, validation_data, batch_size, own_loss=own_loss)
         history = History()
-        hooks = CallbackList((*callbacks, history), self, {"epochs": epochs, "steps": plan.total()})
+        recording = () if profile is None else (ProfileBatches(profile),)
+        hooks = CallbackList((*callbacks, *recording, history), self, {"epochs": epochs, "steps": plan.total()})
         hooks.call("_set_data", data)
         state, objects = FitState((*callbacks, history), held_out), self.checkpoint_objects()
         if not self._module.training:

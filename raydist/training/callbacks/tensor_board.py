@@ -203,8 +203,8 @@ class TensorBoard(Callback):
             )
         if profile_batch:
             raise InvalidArgumentError(
-                f"profile_batch must be 0, got {profile_batch!r}: steps run in other processes. Use torch.profiler in "
-                "a step function of your own."
+                f"profile_batch must be 0, got {profile_batch!r}: steps run in other processes. Use fit(profile=...) "
+                "or rd.profile_steps."
             )
         self._log_dir = Path(local_file(log_dir, "The directory of TensorBoard"))
         self._write_graph = write_graph
