@@ -13,7 +13,7 @@ import zlib
 import torch
 
 import raydist as rd
-from raydist.cluster.draining import this_node
+from raydist.cluster.ray_session import this_node
 
 WIDTH, LAYERS, ROWS, EPOCHS = 1024, 16, 32, 3  # 16.8M float32 values, and two of Adam's for each
 

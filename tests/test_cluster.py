@@ -62,8 +62,8 @@ def test_nodes_that_are_drained_get_nothing_new() -> None:
 
 
 def test_cpu_replicas_share_the_cores_of_a_ray_that_was_started_for_them() -> None:
-    assert cluster(node("own", CPU=2)).cpu_replica_resources() == {"CPU": 1.0}
-    assert Cluster(started_here=True, nodes=()).cpu_replica_resources()["CPU"] * 1000 <= 1.0
+    assert cluster(node("own", CPU=2)).replica_resources("CPU") == {"CPU": 1.0}
+    assert Cluster(started_here=True, nodes=()).replica_resources("CPU")["CPU"] * 1000 <= 1.0
 
 
 @pytest.mark.ray

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from raydist.cluster.draining import draining_nodes, this_node
+from raydist.cluster.ray_session import draining_nodes, this_node
 
 
 def test_without_ray_nothing_is_drained_and_nothing_started() -> None:
     program = (
-        "import ray; from raydist.cluster.draining import *\n"
+        "import ray; from raydist.cluster.ray_session import *\n"
         "print([*draining_nodes()], this_node(), ray.is_initialized())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -60,7 +60,7 @@ ROOMS = {
         {"workers"},
         {"epochs"},
         {"readers"},
-        {"replica", "ray_data_source", "ray_data_sink", "worker_actors"},
+        {"replica", "ray_data", "worker_actors"},
         {"parameter_servers"},
     ),
 }

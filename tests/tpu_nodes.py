@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from raydist.tpu_slices.shape import SliceShape
+from raydist.tpu_slices.inventory import SliceShape
 from tests.xla_world import IS_REAL, STAND_IN, host_environment
 
 APPEAR_S = 30.0

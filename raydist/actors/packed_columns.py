@@ -3,15 +3,12 @@
 Ray writes the buffers of a pickle into the store in order, each at a multiple of 64 bytes: buffers whose size is a
 multiple of 64 bytes follow each other without gaps, and the reader sees them as one array without a copy. Other parts
 are concatenated by the reader.
-
-Ray starts six threads to write a buffer of 1 MB or more. With few cores, the threads cost more time than the write:
-8 MB in one buffer take 1.1 ms, in nine 0.7 (two cores). So large arrays are cut.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -19,14 +16,11 @@ import pyarrow as pa
 
 from raydist.pipelines.elements.arrow import column_of_arrow, column_to_arrow
 from raydist.pipelines.elements.small_floats import dtype_named
-from raydist.pipelines.engine.machine import num_cores
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 _ALIGNMENT = 64
 _LEAST_BYTES = 32 << 10  # of a part: a separate buffer costs some microseconds
-_MOST_BYTES = (1 << 20) - _ALIGNMENT  # largest buffer that Ray writes without threads
-_CORES_FOR_THREADS = 12  # the number of threads that Ray starts in two processes
 
 ArrowColumn = tuple[pa.Array, bytes]
 """A column as an Arrow array, and the name of its dtype."""
@@ -51,35 +45,22 @@ class ConcatenatedParts:
     @classmethod
     def suit(cls, parts: Sequence[_Array]) -> bool:
         """Return True if writing these parts separately saves time."""
-        if parts[0].dtype.kind not in "biuf" or not all(part.flags.c_contiguous for part in parts):
+        if len(parts) == 1 or parts[0].dtype.kind not in "biuf":
             return False
-        if len(parts) == 1:
-            return len(_cuts(parts[0].nbytes)) > 1
-        return all(part.nbytes >= _LEAST_BYTES and part.nbytes % _ALIGNMENT == 0 for part in parts)
+        return all(
+            part.flags.c_contiguous and part.nbytes >= _LEAST_BYTES and part.nbytes % _ALIGNMENT == 0 for part in parts
+        )
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes of all parts."""
         return sum(part.nbytes for part in self._parts)
 
     def join(self) -> _Array:
-        """Return all parts as one array, a copy if there are several."""
-        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+        return np.concatenate(self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         first = self._parts[0]
-        return _as_one, (first.dtype, first.shape[1:], *map(pickle.PickleBuffer, self._buffers()))
-
-    def _buffers(self) -> Iterator[memoryview]:
-        for part in self._parts:
-            memory = part.reshape(-1).view(np.uint8).data
-            yield from (memory[cut] for cut in _cuts(part.nbytes))
-
-
-def _cuts(num_bytes: int) -> list[slice]:
-    """Return the slices into which an array of `num_bytes` is cut."""
-    most = _MOST_BYTES if num_cores() < _CORES_FOR_THREADS else max(num_bytes, 1)
-    return [slice(start, min(start + most, num_bytes)) for start in range(0, num_bytes, most)]
+        return _as_one, (first.dtype, first.shape[1:], *(pickle.PickleBuffer(part.data) for part in self._parts))
 
 
 def _as_one(dtype: np.dtype[Any], row_shape: tuple[int, ...], *buffers: Any) -> _Array:

@@ -26,7 +26,7 @@ from raydist.actors.reservations import bundle_options
 from raydist.actors.supervision import RemoteFailure, kill_actors, title_of_this_actor, wait_for_all
 from raydist.actors.version_check import Software, installed_software, require_same_software
 from raydist.cluster.ray_session import RaySession
-from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.tensors import flat_bytes
 from raydist.parameter_servers.connection import (
     PendingAnswer,
     RequestDispatcher,
@@ -349,7 +349,6 @@ class ServerActors:
 
     @property
     def connections(self) -> tuple[ServerConnection, ...]:
-        """The connections to the servers, for any process."""
         self._session.require(f"The strategy {self._name}")
         return self._connections
 

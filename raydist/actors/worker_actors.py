@@ -36,7 +36,6 @@ class Asked:
         self.error: Exception | None = None
 
     def settle(self, value: Any = None, error: Exception | None = None) -> None:
-        """Record the answer."""
         self.value, self.error, self.done = value, error, True
 
 
@@ -55,7 +54,6 @@ class WorkerActors:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the workers, for messages."""
         return self._actors.names
 
     def begin(self, worker: int, make_runner: Callable[..., Any], *args: Any) -> tuple[Asked, Asked]:

@@ -11,7 +11,7 @@ import torch
 
 from raydist.checkpoints.entries import stored_dtype
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
-from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.tensors import flat_bytes
 from raydist.core.errors import DataLossError, NotFoundError
 from raydist.pipelines.formats.files import OpenFile, file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles

@@ -20,7 +20,7 @@ from raydist.checkpoints.entries import stored_dtype
 from raydist.checkpoints.read_tensors import read_slices
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest, load_states
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
-from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.tensors import flat_bytes
 from raydist.core.errors import DataLossError, FailedPreconditionError, NotFoundError
 
 WINDOW_BYTES = 16 << 20  # of one broadcast: large enough that its start-up cost is negligible, small on a device

@@ -22,7 +22,7 @@ import google_crc32c
 import torch
 
 from raydist.checkpoints.entries import dtype_name
-from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.tensors import flat_bytes
 from raydist.core.errors import NotFoundError
 from raydist.core.failpoints import failpoint
 from raydist.pipelines.formats.files import ReadableFile

@@ -11,8 +11,8 @@ from typing import Any, final
 from raydist.checkpoints.checkpoint import nodes_of
 from raydist.checkpoints.contents import CheckpointContents
 from raydist.checkpoints.saves import ManagerSaves
-from raydist.cluster.draining import this_node
 from raydist.cluster.preemption import Positions
+from raydist.cluster.ray_session import this_node
 from raydist.core.errors import Preempted
 from raydist.distributed_dataset import DistributedDataset, DistributedIterator
 from raydist.distributed_dataset.epochs import is_lent

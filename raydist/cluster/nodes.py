@@ -24,8 +24,8 @@ from typing import final
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from raydist.cluster.draining import draining_nodes
 from raydist.cluster.placement import Request, await_placed, describe_amounts
+from raydist.cluster.ray_session import draining_nodes
 from raydist.cluster.resource_check import why_never
 from raydist.compat.ray_internals import free_resources, init_local, own_node
 from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
@@ -105,11 +105,7 @@ class Cluster:
 
     def replica_resources(self, kind: str) -> dict[str, float]:
         """Return the default resources of one replica on a "GPU" or a "CPU"."""
-        return {"GPU": 1.0} if kind == "GPU" else self.cpu_replica_resources()
-
-    def cpu_replica_resources(self) -> dict[str, float]:
-        """Return the default resources of one CPU replica."""
-        return {"CPU": _SHARED_CPU if self.started_here else 1.0}
+        return {"GPU": 1.0} if kind == "GPU" else {"CPU": _SHARED_CPU if self.started_here else 1.0}
 
     def store_host(self) -> str:
         """Return this machine's address for the other nodes; loopback if there are none."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, final
 
-from raydist.cluster.draining import draining_nodes
+from raydist.cluster.ray_session import draining_nodes
 from raydist.core.errors import Preempted
 
 _MOST = 256  # larger than the number of functions that may wait for workers
@@ -84,7 +84,6 @@ class SigtermHandler:
 
     @property
     def is_installed(self) -> bool:
-        """True if this object's handler is installed."""
         return bool(self._found) and signal.getsignal(signal.SIGTERM) is self._handler
 
     def install(self) -> bool:
@@ -237,14 +236,12 @@ class Boundaries:
         self._number = 0
 
     def _watchers(self) -> list[StepWatcher]:
-        """Return the watchers that still exist."""
         return [watcher for ref in self._known if (watcher := ref()) is not None]
 
     def _nodes(self) -> set[str]:
         return {node for watcher in self._watchers() for node in watcher.nodes()}
 
     def boundary_number(self) -> int:
-        """Return the number of the last boundary that was passed."""
         return self._number
 
     def end_reason(self) -> str | None:

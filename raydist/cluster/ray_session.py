@@ -1,8 +1,9 @@
-"""The lifetime of this process's connection to Ray, also in forked children."""
+"""The lifetime of this process's connection to Ray, also in forked children, and the state of nodes."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import weakref
@@ -64,3 +65,19 @@ def _leave_ray_to_the_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_ray_to_the_parent)
+
+
+def draining_nodes() -> frozenset[str]:
+    """Return the ids of nodes that are being drained; none without Ray. Thread-safe."""
+    with contextlib.suppress(Exception):  # Ray may be shutting down, or its head may be gone: nothing is known then
+        if ray.is_initialized():
+            return frozenset(global_state().get_draining_nodes())
+    return frozenset()
+
+
+def this_node() -> str:
+    """Return the id of this process's node; empty without Ray."""
+    with contextlib.suppress(Exception):
+        if ray.is_initialized():
+            return str(ray.get_runtime_context().get_node_id())
+    return ""

@@ -31,15 +31,12 @@ BACKENDS: tuple[type[Backend], ...] = (
 """All backends, by priority. A group uses the first backend that serves its device and does not decline the group."""
 
 
-def backends_for(
-    device: torch.device, name: str = AUTO, *, backends: Sequence[type[Backend]] = BACKENDS
-) -> tuple[Backend, ...]:
+def backends_for(device: torch.device, name: str = AUTO) -> tuple[Backend, ...]:
     """Return the backends that may serve a group on a device, in the order of trial; one for a name.
 
     Args:
         device: Device of the group's tensors.
-        name: Name of one of `backends`, or "auto".
-        backends: The known backends.
+        name: Name of a backend, or "auto".
 
     Raises:
         InvalidArgumentError: No backend has this name, or the backend does not serve this device.
@@ -49,9 +46,9 @@ def backends_for(
     >>> [backend.name for backend in backends_for(torch.device("cuda:0"), "nccl")]
     ['nccl']
     """
-    named = [backend for backend in backends if name in (AUTO, backend.name)]
+    named = [backend for backend in BACKENDS if name in (AUTO, backend.name)]
     if not named:
-        known = ", ".join(f'"{backend.name}"' for backend in backends)
+        known = ", ".join(f'"{backend.name}"' for backend in BACKENDS)
         raise InvalidArgumentError(f'A collective backend must be "{AUTO}" or one of {known}, got {name!r}.')
     serving = tuple(backend() for backend in named if device.type in backend.devices)
     if not serving:

@@ -123,7 +123,7 @@ def plan_ps(
     wanted = dict(request.worker_resources or cluster.replica_resources(kind))
     if request.worker_resources is not None:
         kind = "GPU" if wanted.get("GPU") else "CPU"
-    server = dict(request.server_resources or cluster.cpu_replica_resources())
+    server = dict(request.server_resources or cluster.replica_resources("CPU"))
     bundles = (
         *_placed(server, num_ps, server_addresses),
         *_placed(wanted, num_workers, worker_addresses),

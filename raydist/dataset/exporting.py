@@ -41,6 +41,6 @@ class Exporting(Running):
         >>> rows.take_all()  # doctest: +SKIP
         [{'x': 0, 'y': 0}, {'x': 1, 'y': 1}, {'x': 2, 'y': 4}]
         """
-        from raydist.actors.ray_data_sink import ray_dataset  # imports Ray Data
+        from raydist.actors.ray_data import ray_dataset  # imports Ray Data
 
         return ray_dataset(self._op, self.options(), self._root_seed(), next(self._epochs))

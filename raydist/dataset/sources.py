@@ -344,6 +344,6 @@ class Sources(DatasetBase):
         >>> [int(row["id"]) for row in rd.Dataset.from_ray(ray.data.range(3))]  # doctest: +SKIP
         [0, 1, 2]
         """
-        from raydist.actors.ray_data_source import ray_data_op  # imports Ray Data
+        from raydist.actors.ray_data import ray_data_op  # imports Ray Data
 
         return cls(ray_data_op(dataset))

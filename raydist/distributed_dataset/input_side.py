@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 from raydist.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from raydist.actors.readers.driver_epoch import EpochOpener
+    from raydist.actors.readers.driver_iterator import EpochOpener
     from raydist.options import Timeouts
 
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, final
 import numpy as np
 import torch
 
-from raydist.collectives.flat_bytes import flat_bytes
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
+from raydist.collectives.tensors import flat_bytes
 from raydist.compat.torch_internals import plain_tensors
 from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import PerReplica

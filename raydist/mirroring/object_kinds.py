@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.tensors import flat_bytes
 from raydist.compat.torch_internals import module_table, num_writes, parameter_table, plain_tensors
 from raydist.core.weak_class_cache import remembered_by_class
 from raydist.pickling.attribute_table import (

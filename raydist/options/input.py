@@ -33,7 +33,7 @@ class InputOptions:
         split: "per_batch" splits each global batch of b rows into N pieces of ceil(b / N), later ones shorter or
             empty; "balanced" gives every replica b // N or one more, and rotates the extra rows.
         num_input_workers: Actors that run the map and filter functions; 0 runs them in the process that hosts the
-            pipeline; AUTOTUNE (default) lets raydist choose, and add workers if they would be faster.
+            pipeline; AUTOTUNE (default) means the cores that neither replicas nor the pipeline use, at most 8 a node.
         resources_per_input_worker: Ray resources of one input worker, e.g. {"CPU": 1}; "memory" (bytes) also limits
             the worker's memory.
         prefetch_batches: Maximum number of global batches kept ready; None for the number of replicas, and for more if

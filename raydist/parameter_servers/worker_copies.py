@@ -12,7 +12,7 @@ from typing import final
 
 import torch
 
-from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.tensors import flat_bytes
 from raydist.compat.torch_internals import plain_tensors
 from raydist.core.errors import InvalidArgumentError
 

@@ -19,8 +19,8 @@ from raydist.context.devices import Device
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.step import ReplicaSetup
+from raydist.tpu_slices.inventory import SliceShape
 from raydist.tpu_slices.reservation import place_slice
-from raydist.tpu_slices.shape import SliceShape
 
 _BUCKET_BYTES = (
     25 * 1024 * 1024

@@ -11,9 +11,8 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.replicas.launch import LaunchPlan, plan_slice
 from raydist.strategies.synchronous import SynchronousStrategy
-from raydist.tpu_slices.inventory import choose_shape
+from raydist.tpu_slices.inventory import SliceShape, check_names, choose_shape
 from raydist.tpu_slices.reservation import cluster_adds_tpus, tpu_hosts
-from raydist.tpu_slices.shape import SliceShape, check_names
 
 
 @final

@@ -14,8 +14,7 @@ from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
 from raydist.compat.ray_internals import free_resources, global_state
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError
-from raydist.tpu_slices.inventory import TpuHost, count_whole, describe_slices, labels_of_single_host
-from raydist.tpu_slices.shape import SliceShape
+from raydist.tpu_slices.inventory import SliceShape, TpuHost, count_whole, describe_slices, labels_of_single_host
 
 _CPUS = 1.0  # per host, for the replicas' actor
 _JOIN_S = 5.0  # hosts that start together join within this time

@@ -23,7 +23,7 @@ from torch import nn
 from raydist.checkpoints.capture import plain_copy
 from raydist.checkpoints.parameter_names import compiled_names, has_compiled, keep_types, plain_names
 from raydist.checkpoints.tensor_file import write_safetensors
-from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.tensors import flat_bytes
 from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError
 from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.pipelines.formats.files import local_path, path_text, shown_uri

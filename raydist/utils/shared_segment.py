@@ -5,7 +5,7 @@ it with its last process.
 
 Each rank locks its own byte of the file through its own descriptor (an open file description lock). The kernel releases
 the lock when the process ends in any way, and shows it to all processes: across containers, and for ranks that are
-threads of one process. Byte 0 is a lock for writers and readers of the contents.
+threads of one process.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ import os
 import secrets
 import struct
 import weakref
-from pathlib import Path
 from typing import final
 
 import torch
 
 from raydist.pipelines.engine.machine import free_memory
 
-DIRECTORY = Path("/dev/shm")  # noqa: S108  # files there have random names, and are for their owner alone
-_PREFIX = "raydist-shm-"
 TOKEN_BYTES = 32
 # struct flock: type, whence, start, length, pid (0 for locks of a descriptor).
 _FLOCK = "@hhqqi4x"
@@ -45,12 +42,11 @@ class Segment:
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
-        path = DIRECTORY / name  # an absolute name stays as it is
         # The mapping needs no descriptor. The locks have their own descriptor: closing it releases them.
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size != size:
-                raise OSError(f"{path} has {os.fstat(descriptor).st_size} bytes and should have {size}")
+                raise OSError(f"{name} has {os.fstat(descriptor).st_size} bytes and should have {size}")
             try:
                 storage = torch.UntypedStorage.from_file(_path_of(descriptor), shared=True, nbytes=size)
             except RuntimeError as error:
@@ -60,7 +56,7 @@ class Segment:
         self.memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # torch's stubs: any storage
         self._buffer: memoryview = self.memory.numpy().data
         self.token = bytes(self.bytes()[:TOKEN_BYTES])
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._descriptor: int | None = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         _held.add(self)
 
     @staticmethod
@@ -71,7 +67,7 @@ class Segment:
             OSError: There is no room for the file.
         """
         _require_room(size)
-        descriptor = os.memfd_create(_PREFIX + "nameless", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("raydist-shm-nameless", os.MFD_CLOEXEC)
         try:
             # Writing to a hole that cannot be filled would end the process with SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
@@ -84,7 +80,7 @@ class Segment:
 
     @staticmethod
     def open(name: str, size: int, token: bytes) -> Segment:
-        """Open the file that another rank created, by its name or by that rank's `way_in`.
+        """Open the file that another rank created, by its name.
 
         Raises:
             OSError: The file does not exist, or is another file.
@@ -92,7 +88,7 @@ class Segment:
         segment = Segment(name, size)
         if segment.token != token:
             segment.close()
-            raise OSError(f"{DIRECTORY / name} is a file of somebody else")
+            raise OSError(f"{name} is a file of somebody else")
         return segment
 
     @staticmethod
@@ -113,7 +109,6 @@ class Segment:
         return self.memory.data_ptr()
 
     def bytes(self) -> memoryview:
-        """Return all bytes of the file."""
         return self._buffer
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -133,22 +128,6 @@ class Segment:
         answer = fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, rank + 1, 1))
         kind: int = struct.unpack(_FLOCK, answer)[0]
         return kind != fcntl.F_UNLCK
-
-    def try_lock(self, *, shared: bool) -> bool:
-        """Take the lock of the contents, shared with other readers or exclusive; return False if it is held.
-
-        Threads that use one mapping need a lock of their own: for the kernel they are one owner.
-        """
-        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
-        try:
-            fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_SETLK, _flock(kind, 0, 1))
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
-    def unlock(self) -> None:
-        """Release the lock of :meth:`try_lock`."""
-        fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 1))
 
     def close(self) -> None:
         """Release the locks. The memory is freed with the last tensor in it. May be called twice."""

@@ -1,4 +1,4 @@
-"""Servers in actors of the session's cluster: called, killed, counted."""
+"""Parameter servers in actors of a local Ray: requests, deaths, statistics."""
 
 from __future__ import annotations
 

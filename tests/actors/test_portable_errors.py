@@ -1,4 +1,4 @@
-"""Errors keep type, message, notes and traceback on their way, whatever their class is like."""
+"""Errors of any class keep type, message, notes and traceback between processes. And classes of the user's script."""
 
 from __future__ import annotations
 
@@ -148,14 +148,7 @@ def test_what_ends_no_process_arrives_as_it_was_for_who_asks() -> None:
     assert type(what_was_raised(pack_error(found).restore())) is Departure
 
 
-def test_two_borders_keep_the_first_traceback() -> None:
-    first = pack_error(raised(ValueError("bad"))).restore()
-    second = pack_error(first).restore()
-    assert type(second) is ValueError
-    assert "in raised" in "".join(traceback.format_exception(second))
-
-
-# --- class tracking ---------------------------------------------------------------------------------------------------
+# --- classes of the user's script -------------------------------------------------------------------------------------
 
 _COPIES: tuple[Any, ...] = (cloudpickle, rays_copy)
 

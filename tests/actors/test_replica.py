@@ -1,4 +1,4 @@
-"""The shell around a runner, called in this process; on a cluster it is run by `tests/strategies/test_mirrored.py`."""
+"""The actor of a replica, called in this process, and the check of versions on all nodes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_variables_are_set_before_anything_is_imported(monkeypatch: pytest.Monke
     assert os.environ["RAYDIST_TEST_VARIABLE"] == "3"
 
 
-# --- version check ----------------------------------------------------------------------------------------------------
+# --- versions and devices of all nodes --------------------------------------------------------------------------------
 
 NAMES = ["replica 0 on node a", "replica 1 on node b", "replica 2 on node c"]
 
@@ -91,11 +91,6 @@ def test_builds_of_one_version_may_meet(monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_versions_are_named_with_their_node(other: Software, said: str) -> None:
     with pytest.raises(FailedPreconditionError, match=f"versions of the program's node: {said}"):
         require_same_software(software(), [software(), other, software(gpus=4)], NAMES)
-
-
-def test_all_differences_are_named() -> None:
-    with pytest.raises(FailedPreconditionError, match=r"node a has torch 2\.8, .*; .* node c has raydist 2\.0, not"):
-        require_same_software(software(), [software(torch="2.8"), software(), software(raydist="2.0")], NAMES)
 
 
 def test_a_gpu_that_torch_does_not_see_is_named_with_its_node() -> None:

@@ -1,4 +1,4 @@
-"""A strategy in a Ray actor or task: nothing of it is left when that dies."""
+"""A strategy in a Ray actor or task leaves nothing behind when the actor or task dies."""
 
 from __future__ import annotations
 

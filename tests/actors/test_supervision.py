@@ -174,7 +174,7 @@ def test_sigterm_ends_an_actor_without_shutting_its_interpreter_down() -> None:
     assert (done.returncode, done.stdout) == (-15, "")
 
 
-# --- actor titles -----------------------------------------------------------------------------------------------------
+# --- titles of actors -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -67,15 +67,7 @@ class _Room:
 
 @final
 class LocalHub:
-    """Rendezvous of a process's threads, for any number of groups and generations.
-
-    >>> hub = LocalHub()
-    >>> alone = LocalGroup(hub, Membership("g", generation=0, rank=0, world_size=1), timeout_s=1.0).start()
-    >>> tensor = torch.tensor([1.0, 2.0])
-    >>> alone.all_reduce(tensor, ReduceOp.SUM).wait()
-    >>> tensor.tolist()
-    [1.0, 2.0]
-    """
+    """Rendezvous of a process's threads, for any number of groups and generations."""
 
     def __init__(self) -> None:
         self._rooms: dict[tuple[str, int], _Room] = {}
@@ -89,19 +81,14 @@ class LocalHub:
 
 @final
 class LocalGroup(Communicator):
-    """A communicator of one thread. See :class:`LocalHub`.
-
-    Attributes:
-        hub: As given.
-        num_calls: Number of collectives that this rank has started in this generation.
-    """
+    """A communicator of one thread."""
 
     def __init__(self, hub: LocalHub, membership: Membership, timeout_s: float) -> None:
         self.membership = membership
         self.timeout_s = timeout_s
         self.hub = hub
         self._room = hub.room(membership)
-        self.num_calls = 0
+        self.num_calls = 0  # number of collectives that this rank has started
 
     def start(self) -> LocalGroup:
         """Join the group. Blocks until all members have joined, at most `timeout_s`."""

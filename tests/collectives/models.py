@@ -198,7 +198,7 @@ def assert_equal_parameters(expected: nn.Module, replicas: Sequence[nn.Module], 
             assert not torch.equal(parameter, before[name]), f"{name} did not move"
 
 
-# --- ways in which training steps use gradients, and two replicas that take such steps --------------------------------
+# --- ways in which training steps use gradients -----------------------------------------------------------------------
 
 
 def plain(model: nn.Module, backward: Callable[[], None]) -> None:

@@ -178,7 +178,7 @@ def _state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
-# --- operations during which a rank is to fail ------------------------------------------------------------------------
+# --- operations that fail ---------------------------------------------------------------------------------------------
 
 
 class Begun(Protocol):

@@ -1,4 +1,4 @@
-"""Communicators around others: checked, limited, reducing to one rank; and the local group of these tests."""
+"""Communicators that wrap another one: with another limit, and reducing on one rank."""
 
 from __future__ import annotations
 

@@ -137,22 +137,17 @@ def test_a_replica_with_a_constant_serves_the_others() -> None:
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda group: all_reduce(group, torch.ones(2, 3 + group.rank), "SUM"), r"\(2, 3\).*\(2, 4\)"),
-        (lambda group: all_reduce(group, torch.ones(2, 3).view(2 + group.rank, -1), "SUM"), r"\(2, 3\).*\(3, 2\)"),
         (lambda group: all_reduce(group, 1.0 if group.rank else 1, "SUM"), r"torch.int64.*torch.float32"),
-        (lambda group: all_reduce(group, 1, "MAX" if group.rank else "MIN"), r"MIN.*MAX"),
         (
             lambda group: all_gather(group, ONE) if group.rank else all_reduce(group, ONE, "SUM"),
             "all_reduce.*all_gather",
         ),
         (lambda group: all_gather(group, torch.ones(2, 3 + group.rank)), r"\(2, 3\).*\(2, 4\)"),
     ],
-    ids=["shape", "shape of equal size", "dtype", "op", "collective", "another dimension"],
+    ids=["dtype", "collective", "another dimension"],
 )
 def test_mismatch_is_an_error_everywhere(call: Callable[[LocalGroup], torch.Tensor], expected: str) -> None:
     def body(group: LocalGroup) -> None:
-        if group.rank == 1:
-            group = group
         with pytest.raises(CollectiveMismatchError, match="rank 0: .*rank 1: ") as caught:
             call(group)
         assert caught.match(expected)

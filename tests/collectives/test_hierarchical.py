@@ -1,4 +1,4 @@
-"""Groups of several hosts: all shapes of them, and ranks and hosts that are killed, stopped or late."""
+"""Groups on several hosts: numbers of hosts and ranks, and ranks that are killed, stopped or abort."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
 
-# --- ranks that are said to be on several hosts, as threads of the test's process -------------------------------------
+# --- threads in the place of hosts ------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def run_hosted(hosts: str, body: Callable[[Any], T]) -> list[T]:
         return team.run(body)
 
 
-# --- groups of several hosts: all shapes of them, and ranks and hosts that are killed, stopped or late ----------------
+# --- numbers of hosts and ranks ---------------------------------------------------------------------------------------
 
 LARGE = 300_000
 Operation = Callable[[Communicator], Begun]

@@ -1,4 +1,4 @@
-"""The table of backends, and how a group is opened."""
+"""The table of backends, opening a group, and the rendezvous store."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`/dev/shm` is full."""
+    """There is no room for shared memory."""
 
     def refuse(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -56,7 +56,7 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_two_ranks(body: Callable[[Communicator], object], backend: str = "auto") -> object:
-    """What `body` gives on both ranks."""
+    """Return the result of `body`, which must be equal on both ranks."""
 
     def main(rank: int) -> object:
         membership = store.membership("g", generation=0, rank=rank, world_size=2)
@@ -211,13 +211,6 @@ def test_nobody_listens() -> None:
         port = listener.getsockname()[1]
     with pytest.raises(DeadlineExceededError, match=f"127.0.0.1:{port} did not accept a connection for 0.3 s"):
         connect_store(Membership("g", 0, 0, 1, "127.0.0.1", port), 0.3)
-
-
-def test_limits_of_reads_are_the_members() -> None:
-    with RendezvousStore() as store:
-        end = connect_store(store.membership("g", generation=0, rank=0, world_size=1), 0.5)
-        with pytest.raises(RuntimeError, match="500ms|timeout"):
-            end.get("nobody writes this")
 
 
 # --- error broadcast --------------------------------------------------------------------------------------------------

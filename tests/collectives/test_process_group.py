@@ -1,4 +1,4 @@
-"""torch's process groups: gloo and NCCL, waits in slices, errors in our words."""
+"""Communicators on process groups of torch: gloo and NCCL, limits, failures and translated errors."""
 
 from __future__ import annotations
 
@@ -101,9 +101,6 @@ def test_nccl_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     group.allreduce([tensor], dist.AllreduceOptions()).wait()
     backend.kill(group)
     assert tensor.tolist() == [1.0, 1.0]
-
-
-# --- wait slice -------------------------------------------------------------------------------------------------------
 
 
 # --- translation ------------------------------------------------------------------------------------------------------

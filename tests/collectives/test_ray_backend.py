@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import functools
-import os
 import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -66,17 +63,6 @@ class Member:
 
     def leave(self, name: str) -> None:
         destroy_group(name)
-
-    def without_shared_memory(self, name: str) -> str:
-        """Joining where rank 0 finds no room."""
-        register()
-        with (
-            group_limits(device=CPU, timeout_s=30.0, backend="shm"),
-            mock.patch.object(os, "posix_fallocate", side_effect=OSError(errno.ENOSPC, "No space left on device")),
-            pytest.raises(UnavailableError) as caught,
-        ):
-            collective.init_collective_group(2, self.rank, backend=Backend(BACKEND), group_name=name)
-        return str(caught.value)
 
     def _call_everything(self, name: str) -> list[Any]:
         summed = np.full(3, self.rank + 1.0)
@@ -164,14 +150,6 @@ def test_a_group_that_the_driver_declares(members: list[Any]) -> None:
         ray.get([member.leave.remote(name) for member in members], timeout=LIMIT_S)
 
 
-@pytest.mark.ray
-def test_shared_memory_that_is_not_there(members: list[Any]) -> None:
-    name = f"test-{uuid.uuid4().hex}"
-    for message in ray.get([member.without_shared_memory.remote(name) for member in members], timeout=LIMIT_S):
-        assert "'shm' cannot carry group" in message
-        assert "rank 0: no shared memory: No space left on device" in message
-
-
 def check_everything(results: list[list[Any]]) -> None:
     assert results[0] == [[3.0, 3.0, 3.0], 1, 1.0, [[0.0, 0.0], [1.0, 1.0]], 2.0, 3.0, 7, True]
     assert results[1] == [[3.0, 3.0, 3.0], 1, 1.0, [[0.0, 0.0], [1.0, 1.0]], 4.0, 3.0, 7, True]
@@ -199,7 +177,7 @@ def test_a_group_that_was_not_formed_leaves_its_name_free(members: list[Any]) ->
     check_everything(ray.get([member.with_rays_functions.remote(name, "auto") for member in members], timeout=LIMIT_S))
 
 
-# --- messages of ray's groups: their order, limits and errors ---------------------------------------------------------
+# --- point-to-point messages ------------------------------------------------------------------------------------------
 
 DTYPES = (torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.int16, torch.uint8, torch.bool)
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.actors.epochs.batch_group import MadeStep, OpenGroup, StepBatch
-from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.merged_epoch import MergedSteps
+from raydist.actors.epochs.served_epoch import QueueEntry
 from raydist.core.errors import InvalidArgumentError, NotFoundError
 from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset

@@ -26,14 +26,6 @@ def test_only_so_many_places_are_kept() -> None:
     assert (positions.before(488), positions.before(489), positions.before(491)) == (None, 244, 245)
 
 
-def test_an_unknown_place_is_one_of_its_own() -> None:
-    positions = Positions()
-    assert (positions.first, positions.last_change) == (None, -1)
-    for boundary in range(3):
-        positions.note(boundary, None)
-    assert (positions.first, positions.last_change, positions.before(3)) == (0, 2, None)
-
-
 def test_a_node_that_is_needed_and_drained_is_a_reason() -> None:
     going: set[str] = {"elsewhere"}
     flag = PreemptionFlag(lambda: {"here" * 4}, lambda: going, look_s=0.01)
@@ -77,7 +69,7 @@ def test_in_another_thread_only_nodes_are_watched_and_that_is_said_once(caplog: 
 
 
 class Watcher:
-    """Somebody who notes what it is told."""
+    """A watcher that records its calls."""
 
     def __init__(self, told: list[str], name: str, during: Callable[[], None] = lambda: None) -> None:
         self.told, self.name, self.during = told, name, during
@@ -181,7 +173,7 @@ def test_draws_within_an_undivided_run_are_no_boundaries() -> None:
     boundaries.unwatch(watcher)
 
 
-# --- sIGTERM becomes a note; handlers that were there are kept --------------------------------------------------------
+# --- SIGTERM ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan, launch, plan_one_node, plan_slice, settle, warn_if_crowded
 from raydist.strategies.multi_worker import choose_placement, choose_workers, plan_workers
-from raydist.tpu_slices.shape import SliceShape
+from raydist.tpu_slices.inventory import SliceShape
 
 NODE = Node("a", "10.0.0.1", {"CPU": 8.0, "GPU": 2.0})
 

@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.tensors import flat_bytes
 from raydist.core.errors import FailedPreconditionError, SpecError
 
 __all__ = ["Account", "JOURNAL_VARIABLE", "Journal", "account_of", "differences", "state_digest"]

@@ -7,7 +7,7 @@ import pytest
 
 import raydist as rd
 from raydist.strategies.tpu import TpuRequest
-from raydist.tpu_slices.shape import SliceShape
+from raydist.tpu_slices.inventory import SliceShape
 
 V4 = SliceShape.of("v4", "2x2x2")
 TWO = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a:1", "b:1"]}), num_accelerators={"TPU": 4})

@@ -7,9 +7,17 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
-from raydist.tpu_slices.inventory import TpuHost, choose_shape, count_whole, describe_slices
+from raydist.tpu_slices.inventory import (
+    SliceShape,
+    TpuHost,
+    check_names,
+    choose_shape,
+    count_whole,
+    describe_slices,
+    num_chips,
+    parse_version,
+)
 from raydist.tpu_slices.reservation import cluster_adds_tpus, place_slice, tpu_hosts
-from raydist.tpu_slices.shape import SliceShape, check_names, num_chips, parse_version
 from tests.tpu_nodes import tpu_slice
 
 V4 = [TpuHost(f"10.0.0.{number}", 4, 4, "a", "v4-16", "2x2x2") for number in (1, 2)]
@@ -110,7 +118,7 @@ def test_a_topology_of_another_version() -> None:
         check_names("4x4", "v4")
 
 
-# --- reserving slices is tested by `tests/strategies/test_tpu.py`, on nodes that say they have TPUs -------------------
+# --- reservation; more of it is in `tests/strategies/test_tpu.py` -----------------------------------------------------
 
 
 @pytest.mark.ray

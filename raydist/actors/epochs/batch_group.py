@@ -11,6 +11,7 @@ import numpy as np
 from raydist.actors.epochs.piece import (
     FIRST_ROWS,
     NO_ROWS,
+    BeginAssembly,
     GroupPiece,
     Ref,
     is_regular,
@@ -20,7 +21,6 @@ from raydist.actors.epochs.piece import (
 from raydist.pipelines.elements.columns import RemoteColumn
 
 if TYPE_CHECKING:
-    from raydist.actors.epochs.assembly import Assembly
     from raydist.core.nest import Structure
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.run.split import Cut
@@ -136,7 +136,6 @@ class OpenGroup:
 
     @property
     def num_steps(self) -> int:
-        """The number of steps in the group."""
         return len(self._steps)
 
     @property
@@ -168,17 +167,17 @@ class OpenGroup:
         return tuple(step.state for step in self._steps)
 
     def store(
-        self, put: Callable[[GroupPiece], Any], *, zero_copy: bool, assembly: Assembly | None = None
+        self, put: Callable[[GroupPiece], Any], *, zero_copy: bool, begin_assembly: BeginAssembly | None = None
     ) -> BatchGroup:
         """Store each replica's pieces with `put` and return the group of references.
 
         Small pieces stay inline, and pieces with row ids: so the group refers to their blocks until it is acknowledged.
-        With an assembly, workers copy the rows of stored blocks first. Blocks until they have.
+        With `begin_assembly`, workers copy the rows of stored blocks first. Blocks until they have.
         """
         first = self._steps[0]
         pieces = [self._piece(rank, zero_copy) for rank in range(len(first.cuts))]
-        if assembly is not None:
-            for finish in [piece.begin_assembly(assembly.begin) for piece in pieces]:
+        if begin_assembly is not None:
+            for finish in [piece.begin_assembly(begin_assembly) for piece in pieces]:
                 finish()
         refs = tuple(put(piece) if piece.is_worth_a_put else piece for piece in pieces)
         rows = tuple(tuple(cut.num_rows for cut in step.cuts) for step in self._steps)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, final
 from raydist.actors.epochs.served_epoch import Poll
 
 if TYPE_CHECKING:
-    from raydist.actors.epochs.batch_queues import QueueEntry
-    from raydist.actors.epochs.served_epoch import Poll, ServedEpoch
+    from raydist.actors.epochs.served_epoch import Poll, QueueEntry, ServedEpoch
 
 _WAIT_S = 0.25  # for the epoch; other readers' claims wait meanwhile
 
@@ -72,7 +71,6 @@ class InputSplit:
 
     @property
     def num_batches(self) -> int:
-        """The number of batches in the split."""
         return len(self.entry.states) - self.begin
 
 

@@ -7,19 +7,112 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
-from raydist.actors.epochs.assembly import Assembly
+import numpy as np
+
 from raydist.actors.epochs.batch_group import MadeStep, OpenGroup
-from raydist.actors.epochs.batch_queues import QueueEntry
-from raydist.actors.epochs.served_epoch import Poll, ServedEpoch
+from raydist.actors.epochs.served_epoch import Poll, QueueEntry, ServedEpoch
 from raydist.actors.portable_errors import pack_error
+from raydist.actors.workers.result_recipes import node_of
 from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.core.exception_utils import LEAVING
+from raydist.core.nest import flatten
+from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.columns import Column, RemoteColumn, concat_columns
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.compaction import CopyRows
+from raydist.pipelines.engine.executor import Pending
+from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.steps import StepSource
+
+if TYPE_CHECKING:
+    from raydist.actors.workers.pool import ActorExecutor
+
+
+_MOST_TIMES = 2.0
+
+
+def is_worth_a_copy(column: RemoteColumn) -> bool:
+    """Return True if the blocks with these rows are more than twice as large as the rows."""
+    named = [column.stored[number] for number in np.unique(column.numbers).tolist()]
+    return sum(each.row_bytes * each.shape[0] for each in named) > _MOST_TIMES * column.nbytes
+
+
+def _rows_by_node(column: RemoteColumn) -> dict[str, np.ndarray]:
+    """Return the rows of a column by the node of their blocks, in order."""
+    numbers, kinds = np.unique(column.numbers, return_inverse=True)
+    nodes = [node_of(column.stored[number]) for number in numbers.tolist()]
+    names = list(dict.fromkeys(nodes))
+    of_rows = np.array([names.index(node) for node in nodes])[kinds]
+    return {name: np.flatnonzero(of_rows == index) for index, name in enumerate(names)}
+
+
+@final
+class Assembly:
+    """Copies of rows by input workers on the nodes that store the rows, for replicas on several nodes.
+
+    A shuffled batch has rows of many blocks. If each replica mapped these blocks, they would all travel to every node.
+    So an input worker on the node of some blocks copies the rows for one replica into a new block, and only that
+    travels.
+
+    Args:
+        pool: Runs the copies.
+        name: Name of the epoch, for messages.
+    """
+
+    def __init__(self, pool: ActorExecutor, name: str) -> None:
+        self._pool = pool
+        self._spec = StageSpec("assembly", (CopyRows(f"the assembly of batches of {name}"),))
+
+    def begin(self, columns: Sequence[Column]) -> Callable[[], list[Column]]:
+        """Start to copy columns of equal length that hold row ids, where that is worth it.
+
+        Returns:
+            A function that waits for the copies and returns the columns.
+        """
+        places = [place for place, column in enumerate(columns) if _may_be_copied(column)]
+        if not places:
+            return lambda: list(columns)
+        rows = [cast(RemoteColumn, columns[place]) for place in places]
+        largest = max(rows, key=lambda column: column.nbytes)
+        by_node = _rows_by_node(largest)
+        underway = [
+            self._pool.submit_on(node, self._spec, _block([c[at] for c in rows]), (0,)) for node, at in by_node.items()
+        ]
+        order = np.argsort(np.concatenate(list(by_node.values())))
+
+        def finish() -> list[Column]:
+            made = [_copied(work) for work in underway]
+            found = list(columns)
+            for index, place in enumerate(places):
+                found[place] = concat_columns([block.columns[index] for block in made], np.concatenate)[order]
+            return found
+
+        return finish
+
+
+def _may_be_copied(column: Column | RemoteColumn) -> bool:
+    return isinstance(column, RemoteColumn) and column.ids.ndim == 1 and len(column) > 0 and is_worth_a_copy(column)
+
+
+def _block(columns: Sequence[RemoteColumn]) -> Block:
+    specs = tuple(TensorSpec(column.row_shapes[0], column.dtype) for column in columns)
+    return Block(flatten(specs)[1], specs, tuple(cast(Sequence[Column], columns)), len(columns[0]))
+
+
+def _copied(work: Pending) -> Block:
+    """Return the copied rows: several blocks where a worker died meanwhile."""
+    blocks = []
+    for item in work.result().items:
+        if not isinstance(item, Block):
+            raise item.error
+        blocks.append(item)
+    return concat_blocks(blocks)
+
 
 _GROUP_BYTES = 32 << 20  # of one replica; with 16 MB, a step of 8 MB took 3.5 ms instead of 2.8
 _GROUP_S = 0.5  # work for the reader in one group
@@ -118,7 +211,7 @@ class EpochProducer(ServedEpoch):
         self._credit = credit
         self._zero_copy = zero_copy
         self._where = where
-        self._assembly = assembly
+        self._begin_assembly = None if assembly is None else assembly.begin
         self._on_end = on_end
         self._ended = False
         self._storing = threading.Lock()  # acquired before `_changed`; groups are stored one at a time
@@ -228,7 +321,7 @@ class EpochProducer(ServedEpoch):
                 group = self._moving = self._open
                 self._open = OpenGroup(self._credit.group_bytes)
             try:
-                stored = group.store(self._put, zero_copy=self._zero_copy, assembly=self._assembly)
+                stored = group.store(self._put, zero_copy=self._zero_copy, begin_assembly=self._begin_assembly)
             except Exception as error:
                 what = f"{group.num_steps} steps ({group.num_bytes} bytes) of {self._label}"
                 self._fail(

@@ -109,16 +109,6 @@ class InputHost:
         link.call(method, job, *args)
         return link
 
-    @property
-    def actor_name(self) -> str:
-        """The name of the last main actor; empty before its start."""
-        return self._main.name
-
-    @property
-    def actor_names(self) -> tuple[str, ...]:
-        """The names of the last actors, the main one first; empty names for actors that were never started."""
-        return tuple(hosted.name for hosted in self._hosted.values())
-
     def start(self) -> None:
         """Start the main actor if there is none. Does not block."""
         self._start(self._main)

@@ -14,18 +14,15 @@ from typing import TYPE_CHECKING, Any, final
 import ray
 from ray.util.metrics import Gauge
 
-from raydist.actors.epochs.assembly import Assembly
-from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.dynamic_sharding import InputSplit, SplitServer
-from raydist.actors.epochs.epoch_producer import Credits, EpochProducer
-from raydist.actors.epochs.merged_epoch import MergedEpoch, WorkerLink
-from raydist.actors.epochs.served_epoch import Poll
+from raydist.actors.epochs.epoch_producer import Assembly, Credits, EpochProducer
+from raydist.actors.epochs.merged_epoch import MergedEpoch
+from raydist.actors.epochs.served_epoch import Poll, QueueEntry
 from raydist.actors.metric_counters import MetricCounters
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import end_on_sigterm, spoken_title
 from raydist.actors.workers import result_recipes
 from raydist.actors.workers.epoch_pools import EpochPools, SharedExecutor, choose_num_workers
-from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.cluster.nodes import title_of_this_node
 from raydist.core.errors import CancelledError, RaydistError
@@ -40,11 +37,11 @@ from raydist.pipelines.run.steps import DealtElements, GlobalBatches, StepSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from raydist.actors.epochs.batch_queues import Position
     from raydist.actors.epochs.dynamic_sharding import Reader
     from raydist.actors.epochs.job import InputJob, MergedJob
+    from raydist.actors.epochs.link import PipelineLink
     from raydist.actors.epochs.piece import GroupPiece
-    from raydist.actors.epochs.served_epoch import ServedEpoch
+    from raydist.actors.epochs.served_epoch import Position, ServedEpoch
     from raydist.actors.workers.pool import ActorExecutor
     from raydist.options import Options
     from raydist.pipelines.engine.executor import Executor
@@ -66,16 +63,7 @@ def _store_bytes() -> int | None:
 
 
 def _is_on_one_node() -> bool:
-    """Return True if the cluster has one node."""
     return not ray.is_initialized() or sum(node["Alive"] for node in ray.nodes()) == 1
-
-
-def executor_on(pool: ActorExecutor, job: InputJob, num_iterators: int, options: Options) -> Executor:
-    """Return the pool for one of `num_iterators` iterators; it may grow if AUTOTUNE chose the size for a single one."""
-    if job.num_workers != AUTOTUNE or num_iterators > 1 or not options.autotune.enabled:
-        return SharedExecutor(pool)
-    most = options.autotune.cpu_budget or num_cores() * max(1, len(job.node_ids))
-    return GrowingExecutor(pool, pool.num_workers, most)
 
 
 def assembly_of(job: InputJob, pool: ActorExecutor | None, node_id: str | None) -> Assembly | None:
@@ -259,7 +247,7 @@ class InputPipeline:
             self._pool_of_epoch[key] = pool
         producer.start()
 
-    def open_merged(self, key: str, job: MergedJob, links: Sequence[WorkerLink]) -> None:
+    def open_merged(self, key: str, job: MergedJob, links: Sequence[PipelineLink]) -> None:
         """Start an epoch that merges the epochs of several workers, given by `links`."""
         merged = self._epochs[key] = MergedEpoch(links, job)
         merged.start()
@@ -267,7 +255,7 @@ class InputPipeline:
     def _make_production(
         self, job: InputJob, ops: Sequence[DatasetOp], pool: ActorExecutor | None, on_end: Callable[[], None]
     ) -> EpochProducer:
-        make_executor = local_executor if pool is None else functools.partial(executor_on, pool, job, len(ops))
+        make_executor = local_executor if pool is None else lambda options: SharedExecutor(pool)
         return EpochProducer(
             step_source_of(job, ops, make_executor),
             self._put,
@@ -307,7 +295,7 @@ class InputPipeline:
         if pool is not None:
             self._pools.give_back(pool, patience_s=_PATIENCE_S)
 
-    def _pass(self, key: str) -> ServedEpoch:
+    def _served(self, key: str) -> ServedEpoch:
         try:
             return self._epochs[key]
         except KeyError:
@@ -319,7 +307,7 @@ class InputPipeline:
     def poll(self, key: str, poll: Poll) -> tuple[QueueEntry, ...]:
         """Do `ServedEpoch.poll`; return an error of a closed epoch as the last entry."""
         try:
-            return self._pass(key).poll(poll)
+            return self._served(key).poll(poll)
         except RaydistError as error:  # returned as a value: Ray would log an exception without a waiting caller
             return (QueueEntry(poll.start, ({},), error=pack_error(error), last=True),)
 
@@ -331,7 +319,7 @@ class InputPipeline:
         """Do `SplitServer.claim`; return an error of a closed epoch as the last split."""
         try:
             with self._claiming:
-                split_server = self._split_servers.setdefault(key, SplitServer(self._pass(key)))
+                split_server = self._split_servers.setdefault(key, SplitServer(self._served(key)))
             return split_server.claim(reader, used)
         except RaydistError as error:
             return InputSplit(QueueEntry(0, ({},), error=pack_error(error), last=True))
@@ -349,12 +337,11 @@ class InputPipeline:
             self._epochs[key].acknowledge(rank, done)
 
     def lend(self, key: str, done: int) -> None:
-        """Do `ServedEpoch.lend`."""
-        self._pass(key).lend(done)
+        self._served(key).lend(done)
 
     def release(self, key: str, rank: int, done: int) -> None:
         """Do `ServedEpoch.release`; end an abandoned epoch after the last reader."""
-        served = self._pass(key)
+        served = self._served(key)
         served.release(rank, done)
         if key in self._abandoned and not served.in_use:
             self.close(key, _PATIENCE_S)
@@ -367,20 +354,16 @@ class InputPipeline:
             self.close(key, timeout_s)
 
     def position_of(self, key: str, rank: int) -> Position:
-        """Return `ServedEpoch.position_of`."""
-        return self._pass(key).position_of(rank)
+        return self._served(key).position_of(rank)
 
     def reclaim(self, key: str) -> Position:
-        """Return `ServedEpoch.reclaim`."""
-        return self._pass(key).reclaim()
+        return self._served(key).reclaim()
 
     def stats(self, key: str) -> PipelineStats:
-        """Return `ServedEpoch.stats`."""
-        return self._pass(key).stats()
+        return self._served(key).stats()
 
     def num_kept(self, key: str) -> int:
-        """Return `ServedEpoch.num_kept`."""
-        return self._pass(key).num_kept()
+        return self._served(key).num_kept()
 
     def close(self, key: str, timeout_s: float) -> bool:
         """End an epoch; return False if its thread is still busy after `timeout_s`, else True."""
@@ -402,5 +385,4 @@ class InputPipeline:
         return ended
 
     def open_epochs(self) -> list[str]:
-        """Return the keys of the open epochs."""
         return list(self._epochs)

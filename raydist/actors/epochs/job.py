@@ -79,7 +79,6 @@ class MergedJob:
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas of all workers."""
         return sum(job.num_replicas for job in self.jobs)
 
     @property

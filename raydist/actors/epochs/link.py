@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any, final
 import ray
 from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayError, RayTaskError
 
-from raydist.actors.epochs.batch_queues import Position
 from raydist.actors.epochs.piece import GroupPiece, Ref
-from raydist.actors.epochs.served_epoch import Poll
+from raydist.actors.epochs.served_epoch import Poll, Position
 from raydist.actors.supervision import first_line
 from raydist.cluster.ray_session import RaySession
 from raydist.core.errors import DeadlineExceededError, UnavailableError
 from raydist.core.fork_guard import OwningProcess
 
 if TYPE_CHECKING:
-    from raydist.actors.epochs.batch_queues import QueueEntry
     from raydist.actors.epochs.dynamic_sharding import InputSplit, Reader
+    from raydist.actors.epochs.served_epoch import QueueEntry
     from raydist.options import Timeouts
 
 
@@ -109,12 +108,7 @@ class PipelineLink:
         piece: GroupPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
         return piece
 
-    def leaves(self, piece: GroupPiece, place: int, num_leaves: int) -> list[Any]:
-        """Return the leaves of the piece at `place`, in the form that users get. Blocks for workers' results."""
-        return [piece.leaf(index, place) for index in range(num_leaves)]
-
     def reclaim(self) -> Position:
-        """Return `ServedEpoch.reclaim`."""
         position: Position = self.call("reclaim")
         return position
 
@@ -214,10 +208,6 @@ class DynamicShardingLink:
     def fetch(self, ref: Any) -> Any:
         """Fetch the pieces of a group; see `PipelineLink.fetch`."""
         return self._link.fetch(ref)
-
-    def leaves(self, piece: Any, place: int, num_leaves: int) -> list[Any]:
-        """Return the leaves of a piece; see `PipelineLink.leaves`."""
-        return self._link.leaves(piece, place, num_leaves)
 
     def close(self) -> None:
         """Do nothing: the driver closes the epoch."""

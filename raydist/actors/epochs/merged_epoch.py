@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.epochs.batch_group import BatchGroup
-from raydist.actors.epochs.batch_queues import QueueEntry
-from raydist.actors.epochs.served_epoch import Poll, ServedEpoch
+from raydist.actors.epochs.served_epoch import Poll, QueueEntry, ServedEpoch
 from raydist.actors.portable_errors import pack_error
 from raydist.core.errors import FailedPreconditionError, SpecError
 from raydist.core.exception_utils import annotate
@@ -23,8 +22,9 @@ from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.joined_states import join_workers
 
 if TYPE_CHECKING:
-    from raydist.actors.epochs.batch_queues import Position
     from raydist.actors.epochs.job import MergedJob
+    from raydist.actors.epochs.link import PipelineLink
+    from raydist.actors.epochs.served_epoch import Position
     from raydist.pipelines.elements.items import IteratorState
 
 
@@ -45,7 +45,6 @@ class WorkerFeed:
         self._entries: deque[QueueEntry] = deque()
 
     def add(self, entries: Sequence[QueueEntry]) -> None:
-        """Append the entries that the worker has sent, in order."""
         self._entries.extend(entries)
 
     @property
@@ -55,7 +54,6 @@ class WorkerFeed:
 
     @property
     def holds_last(self) -> bool:
-        """Return True if the worker has sent its last entry."""
         return self.ended or (bool(self._entries) and self._entries[-1].last)
 
     @property
@@ -135,7 +133,6 @@ class MergedSteps:
         return join_workers([feed.state for feed in self._feeds], self._step)
 
     def add(self, worker: int, entries: Sequence[QueueEntry]) -> None:
-        """Add entries from the queue of `worker`."""
         self._feeds[worker].add(entries)
 
     def missing(self) -> list[int]:
@@ -147,7 +144,6 @@ class MergedSteps:
         return self._feeds[worker].asks_from
 
     def holds_last(self, worker: int) -> bool:
-        """Return True if `worker` has sent its last entry."""
         return self._feeds[worker].holds_last
 
     def done_by(self, done: int) -> tuple[int, ...]:
@@ -242,25 +238,6 @@ def _structures_differ(live: Sequence[WorkerFeed]) -> SpecError:
     )
 
 
-class WorkerLink(Protocol):
-    """The interface of a link to one worker's epoch: `actors.epochs.link.PipelineLink`."""
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the epoch. Blocks."""
-
-    def ask(self, poll: Poll) -> Any:
-        """Send a poll. Does not block."""
-
-    def receive(self, asked: Any) -> tuple[QueueEntry, ...]:
-        """Return the answer to a poll: empty if there is no entry yet."""
-
-    def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
-        """Acknowledge places while a poll is pending. Does not block."""
-
-    def close(self) -> None:
-        """End the epoch."""
-
-
 @final
 class MergedEpoch(ServedEpoch):
     """An epoch that reads the epochs of all workers as they make steps, and forwards acknowledgements to them.
@@ -270,7 +247,7 @@ class MergedEpoch(ServedEpoch):
         job: The merged job.
     """
 
-    def __init__(self, links: Sequence[WorkerLink], job: MergedJob) -> None:
+    def __init__(self, links: Sequence[PipelineLink], job: MergedJob) -> None:
         starts: list[Position] = [link.call("position_of", 0) for link in links]
         step = 0 if job.state is None else int(job.state.get("step", 0))
         self._merged = MergedSteps([start.state for start in starts], job.num_replicas // len(links), step)

@@ -38,6 +38,9 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 _Packed = ConcatenatedParts | ArrowColumn | Box | RemoteColumn
 _Column = _Array | _Packed
 
+BeginAssembly = Callable[[Sequence[_Array]], Callable[[], list[_Array]]]
+"""Starts to copy columns of row ids, and returns a function that waits for the copies: see `Assembly.begin`."""
+
 Ref = Any  # a ray.ObjectRef of a GroupPiece, or a small GroupPiece itself; None for none
 
 INLINE_BYTES = 16 << 10
@@ -108,7 +111,7 @@ class GroupPiece:
         has_ids = any(isinstance(column, RemoteColumn) for column in self._columns)
         return self.bytes_here > INLINE_BYTES and not has_ids
 
-    def begin_assembly(self, begin: Callable[[Sequence[_Array]], Callable[[], list[_Array]]]) -> Callable[[], None]:
+    def begin_assembly(self, begin: BeginAssembly) -> Callable[[], None]:
         """Start to replace the columns of row ids by what `begin` makes of them; see `Assembly.begin`.
 
         Returns:

@@ -1,14 +1,19 @@
-"""The driver's iterator over a distributed dataset: batches are references, one part per replica."""
+"""The driver's iterator over a distributed dataset: batches are references, one part per replica.
+
+An epoch is opened on first use, lent to the replicas, taken back, and ended.
+"""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from raydist.actors.readers.batch_iterator import BatchIterator
-from raydist.actors.readers.driver_epoch import DriverEpoch
 from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.actors.readers.step_reader import StepReader
 from raydist.core.errors import CancelledError, FailedPreconditionError
 from raydist.core.exception_utils import folded, what_was_raised
 from raydist.core.fork_guard import OwningProcess
@@ -21,9 +26,100 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.batch_group import StepBatch
     from raydist.actors.epochs.job import InputJob, MergedJob
     from raydist.actors.epochs.link import PipelineLink
-    from raydist.actors.readers.driver_epoch import EpochOpener
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
+
+
+class EpochOpener(Protocol):
+    """The interface that starts epochs over datasets: `actors.epochs.input_host.InputHost`."""
+
+    def open(self, job: InputJob | MergedJob) -> PipelineLink:
+        """Start the epoch that `job` describes."""
+
+
+@final
+class DriverEpoch:
+    """An epoch and the driver's reader. The epoch ends with `end`, or when this object is collected. Not thread-safe.
+
+    Args:
+        opener: Starts the epoch.
+        job: Describes the epoch.
+
+    Attributes:
+        lent: True while the replicas read the epoch; the driver must take it back before it reads on.
+        num_loans: Number of times that the epoch was lent to the replicas.
+        ended: True if the replicas have read the end.
+    """
+
+    def __init__(self, opener: EpochOpener, job: InputJob | MergedJob) -> None:
+        self._opener = opener
+        self._job = job
+        self._link: PipelineLink | None = None
+        self._reader: StepReader | None = None
+        self._finalizer: weakref.finalize[[], DriverEpoch] | None = None
+        self.lent = False
+        self.num_loans = 0
+        self.ended = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._link is not None
+
+    @property
+    def link(self) -> PipelineLink:
+        if self._link is None:
+            raise FailedPreconditionError(f"raydist bug: {self._job.label} must have been opened, got no epoch.")
+        return self._link
+
+    @property
+    def reader(self) -> StepReader:
+        if self._reader is None:
+            raise FailedPreconditionError(f"raydist bug: {self._job.label} is open and must have a reader, got none.")
+        return self._reader
+
+    def open(self, state: IteratorState | None) -> None:
+        """Start the epoch at `state`, unless it has started. Blocks until the actor has it."""
+        if self._link is None:
+            self._link = self._opener.open(replace(self._job, state=state))
+            self._finalizer = weakref.finalize(self, self._link.abandon)
+            self._finalizer.atexit = False  # the actor dies with this process
+            self._reader = self._reader_from(0)
+
+    def _reader_from(self, start: int) -> StepReader:
+        return StepReader(self.link, rank=None, start=start)
+
+    def lend(self) -> None:
+        """Lend the epoch to the replicas, and return the batches that the driver has read ahead."""
+        if self._reader is not None:
+            self._reader.give_back("lend")
+        else:
+            self.link.call("lend", 0)  # lent already: another loop follows the running one
+        self._reader = None
+        self.lent = True
+        self.num_loans += 1
+
+    def take_back(self) -> IteratorState:
+        """Continue where the replicas stopped, and return the state there. The replicas must have stopped."""
+        position = self.link.reclaim()
+        self._reader = self._reader_from(position.number)
+        self.lent = False
+        self.ended = position.ended
+        return position.state
+
+    def end(self) -> None:
+        """Stop the epoch, once; data that it has made stays in the object store. Any thread may call this."""
+        if self._finalizer is not None and self._finalizer.detach() is not None:
+            self.link.close()
+
+    def release(self) -> None:
+        """End the epoch and drop the reader."""
+        self._reader = None
+        self.end()
+
+    def forget(self) -> None:
+        """Release the epoch; the next `open` starts another epoch."""
+        self.release()
+        self._link, self.lent, self.ended = None, False, False
 
 
 @final
@@ -98,7 +194,7 @@ class DistributedIterator(BatchIterator):
         self._find_spec = find_spec
         self._job = job
         self._drain = drain
-        self._pass = DriverEpoch(opener, job)
+        self._epoch = DriverEpoch(opener, job)
         self._state: IteratorState | None = job.state
         self._last: ReadPlace | None = None
         self._closed = False
@@ -150,7 +246,7 @@ class DistributedIterator(BatchIterator):
         return self._nest(place.batch)
 
     def _nest(self, batch: StepBatch) -> Any:
-        link = self._pass.link
+        link = self._epoch.link
         structure = batch.group.structure
         return unflatten(structure, [BatchLeaf(batch, index, link) for index in range(structure.num_leaves)])
 
@@ -158,7 +254,7 @@ class DistributedIterator(BatchIterator):
         self._open()
         self._take_back()
         self._require_open()  # another thread may have closed the iterator before the epoch was open,
-        place = self._pass.reader.next_place()
+        place = self._epoch.reader.next_place()
         if place.entry.error is None:
             self._require_open()  # or in the meantime
         return place
@@ -172,18 +268,18 @@ class DistributedIterator(BatchIterator):
 
     def _open(self) -> None:
         self._require_open()
-        self._pass.open(self._state)
+        self._epoch.open(self._state)
 
     def _take_back(self) -> None:
         """Continue where the replicas stopped, after a loop in them. Blocks until dispatched steps end."""
-        if self._pass.lent:
+        if self._epoch.lent:
             self._drain()
-            self._state = self._pass.take_back()
+            self._state = self._epoch.take_back()
 
     def _finish(self, place: ReadPlace) -> None:
         """Stop the epoch; the data of earlier batches stays in the object store."""
         self._last = place
-        self._pass.release()
+        self._epoch.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Reduce to a `ReplicaIterator` for the replicas; the driver returns the batches that it has read ahead."""
@@ -191,8 +287,8 @@ class DistributedIterator(BatchIterator):
             if self._last is not None:
                 return ReplicaIterator, (None,)
             self._open()
-            self._pass.lend()
-            return ReplicaIterator, (self._pass.link,)
+            self._epoch.lend()
+            return ReplicaIterator, (self._epoch.link,)
 
     def stats(self) -> PipelineStats:
         """Return statistics of every stage of the pipeline in this epoch, and the bottleneck; see `Dataset.stats`.
@@ -217,10 +313,10 @@ class DistributedIterator(BatchIterator):
         """
         if self._last is not None:
             return self._last.entry.stats or PipelineStats()
-        if not self._pass.is_open or self._closed:
+        if not self._epoch.is_open or self._closed:
             return PipelineStats()
         try:
-            stats: PipelineStats = self._pass.link.call("stats")
+            stats: PipelineStats = self._epoch.link.call("stats")
         except CancelledError:  # the replicas have read the end
             return PipelineStats()
         return stats
@@ -239,18 +335,18 @@ class DistributedIterator(BatchIterator):
         with self._lock:
             if self._last is None and not self._closed:
                 self._take_back()
-            return self._last is not None or self._closed or self._pass.ended
+            return self._last is not None or self._closed or self._epoch.ended
 
     def _place(self) -> _Place | None:
         """Return the position, at no cost; None if no batch was handed out yet."""
         with self._lock:
-            num_loans = self._pass.num_loans
+            num_loans = self._epoch.num_loans
             return _Place(self._state, num_loans) if self._state is not None or num_loans else None
 
     def _state_at(self, place: _Place) -> IteratorState:
         """Return the state at a position, or the present state if the replicas have read batches since then."""
         state, num_loans = place
-        return self.state_dict() if state is None or num_loans != self._pass.num_loans else dict(state)
+        return self.state_dict() if state is None or num_loans != self._epoch.num_loans else dict(state)
 
     def state_dict(self) -> IteratorState:
         """Return the state after the last batch handed out, on the driver or in the replicas.
@@ -277,7 +373,7 @@ class DistributedIterator(BatchIterator):
             self._take_back()
             if self._state is None:
                 self._open()
-                self._state = self._pass.link.reclaim().state
+                self._state = self._epoch.link.reclaim().state
             return dict(self._state)
 
     def load_state_dict(self, state: IteratorState) -> None:
@@ -301,9 +397,9 @@ class DistributedIterator(BatchIterator):
         self._process.require("loaded")
         require_state(state)
         with self._lock:
-            if self._pass.lent:
+            if self._epoch.lent:
                 self._drain()
-            self._pass.forget()
+            self._epoch.forget()
             self._last, self._closed = None, False
             self._state = dict(state)
 
@@ -318,6 +414,6 @@ class DistributedIterator(BatchIterator):
         """
         self._process.require("closed")
         self._closed = self._last is None
-        self._pass.end()  # a thread that waits for a batch gets an error now
+        self._epoch.end()  # a thread that waits for a batch gets an error now
         with self._lock:
-            self._pass.release()
+            self._epoch.release()

@@ -20,9 +20,9 @@ from raydist.core.nest import unflatten
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.batch_group import StepBatch
-    from raydist.actors.epochs.batch_queues import Position
     from raydist.actors.epochs.link import PipelineLink
     from raydist.actors.epochs.piece import Ref
+    from raydist.actors.epochs.served_epoch import Position
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
 
@@ -196,8 +196,8 @@ class ReplicaIterator(BatchIterator):
         if self._mapped[0] is not ref:
             self._mapped = ref, link.fetch(ref)
         place = batch.place_on(self._rank, padding=self._empty_batch == "pad")
-        leaves = link.leaves(self._mapped[1], place, batch.group.structure.num_leaves)
-        return [self._begin(leaf) for leaf in leaves]
+        piece = self._mapped[1]
+        return [self._begin(piece.leaf(index, place)) for index in range(batch.group.structure.num_leaves)]
 
     def _is_quick(self, batch: StepBatch) -> bool:
         ref, piece = self._mapped

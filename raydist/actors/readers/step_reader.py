@@ -13,8 +13,8 @@ from raydist.actors.epochs.served_epoch import Poll
 from raydist.core.errors import DeadlineExceededError
 
 if TYPE_CHECKING:
-    from raydist.actors.epochs.batch_queues import QueueEntry
     from raydist.actors.epochs.link import PipelineLink
+    from raydist.actors.epochs.served_epoch import QueueEntry
     from raydist.pipelines.elements.items import IteratorState
 
 _FEW = 2  # remaining places at which the reader acknowledges, so that the pipeline can go on
@@ -41,7 +41,6 @@ class ReadPlace:
 
     @property
     def last(self) -> bool:
-        """Return True if no place follows."""
         return self.entry.last
 
 

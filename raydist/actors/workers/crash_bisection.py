@@ -21,12 +21,12 @@ from raydist.actors.workers.worker import unpack_result
 from raydist.core.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult
+from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.stages.row_results import join_results
 
 if TYPE_CHECKING:
     from raydist.actors.workers.handle import FailedStarts, WorkerHandle
-    from raydist.actors.workers.pool_task import PoolTask
 
 _DEATHS = 2  # with an exit reason
 _SILENT_DEATHS = 6
@@ -131,6 +131,7 @@ class CrashBisection:
     """Crash bisection for the blocks of a pool. Thread-safe.
 
     Args:
+        pool: The pool, for the recipes of stored results.
         start_worker: Starts a worker that gets no other blocks.
         pickle_of: Returns the digest and pickle of a stage.
         element_s: Limit for one row in seconds.
@@ -139,31 +140,33 @@ class CrashBisection:
 
     def __init__(
         self,
+        pool: Executor,
         start_worker: Callable[[], WorkerHandle],
         pickle_of: Callable[[StageSpec], tuple[bytes, bytes]],
         element_s: float,
         failed_starts: FailedStarts,
     ) -> None:
+        self._pool = pool
         self._start_worker = start_worker
         self._pickle_of = pickle_of
         self._element_s = element_s
         self._failed_starts = failed_starts
         self.condemned = Streak()
 
-    def run(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
+    def run(self, spec: StageSpec, block: Block, starts: tuple[int, ...], cancelled: Callable[[], bool]) -> StageResult:
         """Return the result of a block; an element that kills workers becomes an error in the result."""
 
         def run_rows(first: int) -> RowsDone:
             worker = self._running_worker(cancelled)
             try:
-                results = self._rows_on(worker, task, first, cancelled)
+                results = self._rows_on(worker, spec, block, starts, first, cancelled)
                 return RowsDone(results, worker.name, worker.words.read())
             finally:
                 worker.kill()
 
         while True:
             try:
-                return isolate(task.spec, task.block, task.starts, run_rows, self.condemned)
+                return isolate(spec, block, starts, run_rows, self.condemned)
             except LostResultError as error:  # a result in the block was lost with its node
                 make_again(error.result)
 
@@ -182,23 +185,29 @@ class CrashBisection:
                 return worker
 
     def _rows_on(
-        self, worker: WorkerHandle, task: PoolTask, first: int, cancelled: Callable[[], bool]
+        self,
+        worker: WorkerHandle,
+        spec: StageSpec,
+        block: Block,
+        starts: tuple[int, ...],
+        first: int,
+        cancelled: Callable[[], bool],
     ) -> list[StageResult]:
         """Return the results of single rows, from row `first` on, until the worker dies or no row is left."""
-        digest, stage = self._pickle_of(task.spec)
+        digest, stage = self._pickle_of(spec)
         results: list[StageResult] = []
         # One at a time: a finished result may not have been sent when the next row ends the worker's process.
-        for row in range(first, task.block.num_rows):
-            block, starts = task.block.slice(row, row + 1), tuple(start + row for start in task.starts)
-            ref, stored = worker.run(digest, stage, block, starts)
+        for row in range(first, block.num_rows):
+            one, places = block.slice(row, row + 1), tuple(start + row for start in starts)
+            ref, stored = worker.run(digest, stage, one, places)
             if not wait_for(ref, self._element_s, cancelled, actor=worker.name):
                 raise DeadlineExceededError(
-                    f"Input worker {worker.name} must finish element {starts[0]} of the input of stage "
-                    f"{task.spec.name} within {self._element_s:g} s (Timeouts.element_s), and has not. The worker was "
-                    "killed. If the function is only slow, raise the limit."
+                    f"Input worker {worker.name} must finish element {places[0]} of the input of stage {spec.name} "
+                    f"within {self._element_s:g} s (Timeouts.element_s), and has not. The worker was killed. If the "
+                    "function is only slow, raise the limit."
                 )
             try:
-                recipe = Recipe.of(task.pool, task.spec, block, starts)
+                recipe = Recipe.of(self._pool, spec, one, places)
                 results.append(with_row_ids(unpack_result(ray.get(ref)), stored, recipe, worker.node))
             except RayActorError:
                 break

@@ -77,7 +77,6 @@ class SharedExecutor(Executor):
             )
         task = self._pool.submit(spec, block, starts)
         self._tasks.add(task)
-        self.window, self.num_workers = self._pool.window, self._pool.num_workers  # the pool may have been resized
         return task
 
     def close(self) -> None:

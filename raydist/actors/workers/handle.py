@@ -216,10 +216,6 @@ class WorkerHandle:
                 continue
         return None
 
-    def retire(self) -> None:
-        """End the actor once it has finished its blocks."""
-        self._actor.__ray_terminate__.remote()
-
     def kill(self) -> None:
         """End the actor at once. Does nothing in a forked child, which has a copy of the handle."""
         if self._process.is_this and self._session.is_open:

@@ -76,7 +76,6 @@ class StoredColumns:
 
     @functools.cached_property
     def num_bytes(self) -> int:
-        """The number of bytes of the columns."""
         return sum(
             column.num_bytes if isinstance(column, ConcatenatedParts) else int(_array_of(column).nbytes)
             for column in self._columns

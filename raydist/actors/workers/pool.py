@@ -12,24 +12,29 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from raydist.actors.class_tracking import cloudpickle
-from raydist.actors.supervision import first_line
+from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.crash_bisection import CrashBisection
 from raydist.actors.workers.handle import KEPT_STAGES, FailedStarts, WorkerHandle, WorkerKind
-from raydist.actors.workers.pool_task import PoolTask, Sending
+from raydist.actors.workers.mapped_columns import LostResultError
+from raydist.actors.workers.result_recipes import Recipe, make_again
+from raydist.actors.workers.stored_results import with_row_ids
+from raydist.actors.workers.worker import unpack_result
 from raydist.cluster.placement import Request, await_placed
 from raydist.cluster.ray_session import RaySession
-from raydist.core.errors import CancelledError, InvalidArgumentError
+from raydist.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
+from raydist.core.exception_utils import annotate
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.block_size import BlockSize
-from raydist.pipelines.engine.executor import Executor
+from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.meter import StagePlace
 
@@ -181,9 +186,10 @@ class ActorExecutor(Executor):
         self._session = RaySession()
         self._lock = threading.RLock()  # guards all attributes below
         self._workers: list[WorkerHandle] = []
-        self._retired: list[WorkerHandle] = []
         self._pickles = StagePickles(KEPT_STAGES)
-        self._apart = CrashBisection(self._start_apart, self._pickle_of, self._timeouts.element_s, self._failed_starts)
+        self._apart = CrashBisection(
+            self, self._start_apart, self._pickle_of, self._timeouts.element_s, self._failed_starts
+        )
         self._started = 0
         self._sizes: dict[tuple[tuple[str, ...], int], BlockSize] = {}
 
@@ -248,21 +254,6 @@ class ActorExecutor(Executor):
         finished = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]) if refs else set()
         return [worker.forget_finished(finished) for worker in self._workers]
 
-    def resize(self, num_workers: int) -> None:
-        """Resize the pool to `num_workers` actors, >= 1, from the next block on. Removed actors finish their blocks."""
-        if num_workers < 1:
-            raise InvalidArgumentError(
-                f"A pool must have at least one input worker, got {num_workers}. num_input_workers=0 runs without a "
-                "pool."
-            )
-        with self._lock:
-            self.num_workers = num_workers
-            self.window = num_workers * _BLOCKS_PER_WORKER
-            for worker in self._workers[num_workers:]:
-                worker.retire()
-                self._retired.append(worker)
-            del self._workers[num_workers:]
-
     def received(self) -> None:
         """Record that the result of a block has arrived."""
         self._apart.condemned.end()
@@ -290,9 +281,11 @@ class ActorExecutor(Executor):
                 self._workers.remove(worker)
             worker.kill()
 
-    def run_alone(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
+    def run_alone(
+        self, spec: StageSpec, block: Block, starts: tuple[int, ...], cancelled: Callable[[], bool]
+    ) -> StageResult:
         """Run a block on which a worker died row by row; an element that kills workers becomes an error."""
-        return self._apart.run(task, cancelled)
+        return self._apart.run(spec, block, starts, cancelled)
 
     def _start_apart(self) -> WorkerHandle:
         with self._lock:
@@ -304,7 +297,6 @@ class ActorExecutor(Executor):
 
     @property
     def worker_names(self) -> list[str]:
-        """The names of the present actors."""
         return [worker.name for worker in self._workers]
 
     def serves(
@@ -338,6 +330,108 @@ class ActorExecutor(Executor):
         """Kill the workers. A thread that waits for a result gets CancelledError. Idempotent."""
         with self._lock:
             self.closed = True
-            workers, self._workers, self._retired = [*self._workers, *self._retired], [], []
+            workers, self._workers = self._workers, []
         for worker in workers:
             worker.kill()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A block that was sent to a worker.
+
+    Attributes:
+        worker: The worker.
+        ref: The reference to the answer.
+        stored: The reference to the result's stored columns.
+        limit_s: Limit for the result in seconds.
+    """
+
+    worker: WorkerHandle
+    ref: Any
+    stored: Any
+    limit_s: float
+
+
+@final
+class PoolTask(Pending):
+    """A block and the worker that runs it. The constructor sends the block; it is sent again if the worker dies."""
+
+    def __init__(
+        self, pool: ActorExecutor, spec: StageSpec, block: Block, starts: tuple[int, ...], node: str = ""
+    ) -> None:
+        self.spec = spec
+        self.block = block
+        self.starts = starts
+        self.pool = pool
+        self._cancelled = False
+        self._deaths = 0
+        self._sent = pool.send(spec, block, starts, node)
+
+    def cancel(self) -> None:
+        """Make every present and later wait for the result raise CancelledError."""
+        self._cancelled = True
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled or self.pool.closed
+
+    def done(self) -> bool:
+        if not self._sent.worker.reachable:
+            return True  # with an error
+        return bool(ray.wait([self._sent.ref], timeout=0, fetch_local=False)[0])
+
+    def result(self) -> StageResult:
+        while True:
+            try:
+                self._sent.worker.await_start(self._is_cancelled)
+                return self._receive()
+            except RayTaskError as error:  # the worker could not send the result
+                raise self._cause_of(error) from None
+            except RayActorError as error:
+                if self._was_at_work(error):
+                    return self.pool.run_alone(self.spec, self.block, self.starts, self._is_cancelled)
+                self._sent = self.pool.send(self.spec, self.block, self.starts)  # the worker had not begun this block
+            except LostResultError as error:  # of an earlier stage: the block in this task gets the new reference
+                make_again(error.result)
+                self._sent = self.pool.send(self.spec, self.block, self.starts)
+            except ObjectLostError:  # the answer was lost with its node
+                self._sent = self.pool.send(self.spec, self.block, self.starts)
+            except RayError as error:  # the result does not fit into the object store
+                raise UnavailableError(
+                    f"A block of stage {self.spec.name} that input worker {self._sent.worker.name} made cannot be had: "
+                    f"{first_line(error)} Iterate again, or load the last saved state.",
+                    actor=self._sent.worker.name,
+                ) from error
+
+    def _was_at_work(self, error: RayActorError) -> bool:
+        """Replace the dead worker; return True if this block may have killed it."""
+        worker = self._sent.worker
+        block_at_work = self.pool.replace(worker, error)
+        if not worker.started:
+            return False
+        self._deaths += 1
+        return block_at_work is self._sent.ref or self._deaths > 1
+
+    def _receive(self) -> StageResult:
+        if not wait_for(self._sent.ref, self._sent.limit_s, self._is_cancelled, actor=self._sent.worker.name):
+            self.pool.give_up(self._sent.worker)
+            raise self._late()
+        result = unpack_result(ray.get(self._sent.ref, timeout=self._sent.limit_s))
+        self.pool.received()
+        recipe = Recipe.of(self.pool, self.spec, self.block, self.starts)
+        return with_row_ids(result, self._sent.stored, recipe, self._sent.worker.node)
+
+    def _late(self) -> DeadlineExceededError:
+        labels = ", ".join(kernel.label for kernel in self.spec.kernels)
+        first, last = self.starts[0], self.starts[0] + self.block.num_rows - 1
+        which = f"element {first}" if first == last else f"one of the elements {first} to {last}"
+        return DeadlineExceededError(
+            f"Input worker {self._sent.worker.name} must finish a block of stage {self.spec.name} within "
+            f"{self._sent.limit_s:g} s (Timeouts.element_s, for each block in its queue), and has not: {labels} may be "
+            f"stuck at {which} of its input. The worker was killed. If the function is only slow, raise the limit."
+        )
+
+    def _cause_of(self, error: RayTaskError) -> Exception:
+        cause = error.cause if isinstance(error.cause, Exception) else error
+        annotate(cause, f"In {self._sent.worker.name}, sending the result of stage {self.spec.name}.")
+        return cause

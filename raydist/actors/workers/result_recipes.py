@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -21,7 +21,7 @@ from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import Column, RemoteColumn, StoredColumn
 from raydist.pipelines.elements.items import StageResult
-from raydist.pipelines.engine.executor import Pending
+from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
 
 _TRIALS = 5
@@ -29,13 +29,6 @@ _TRIALS = 5
 # kept the blocks alive only through the nested references of another object.
 _STALL_S = 10.0
 _MOST_INPUT_BYTES = 256 << 10
-
-
-class RunsBlocks(Protocol):
-    """The part of a pool that recipes use."""
-
-    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        """Send a block to a worker."""
 
 
 @final
@@ -49,14 +42,14 @@ class Recipe:
         starts: See `run_stage`.
     """
 
-    def __init__(self, pool: RunsBlocks, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
+    def __init__(self, pool: Executor, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
         self._pool = pool
         self._spec = spec
         self._block = _with_columns(block, _without_result)
         self._starts = starts
 
     @classmethod
-    def of(cls, pool: RunsBlocks, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Recipe | None:
+    def of(cls, pool: Executor, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Recipe | None:
         """Return the recipe; None if it would keep large input values in this process, such as those of a generator."""
         return cls(pool, spec, block, starts) if block.bytes_here <= _MOST_INPUT_BYTES else None
 
@@ -108,7 +101,6 @@ class _Origin:
             return living
 
     def has(self, result: StoredResult) -> None:
-        """Note the first result."""
         self._result = weakref.ref(result)
 
     def make_again(self, result: StoredResult, lost: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-import gc
 import os
 import pickle
 import weakref
@@ -110,7 +109,6 @@ class InputWorker:
         self._name = name
         self._memory_bytes = memory_bytes
         self._specs: dict[bytes, StageSpec | Exception] = {}  # an error for a stage that cannot be loaded
-        self._owns_process = False
         self._refusal: FailedPreconditionError | None = None
 
     def __repr__(self) -> str:
@@ -125,7 +123,6 @@ class InputWorker:
         """
         leave_words(words)
         self._refusal = None if driver is None else _misfit(driver, self._name)
-        self._owns_process = True
         leave_losses_to_caller()
         self._memory_bytes = limit_memory(self._memory_bytes)
         keep_freed_memory(self._memory_bytes)
@@ -148,7 +145,7 @@ class InputWorker:
             if self._refusal is not None:
                 raise self._refusal
             if spec is not None:
-                self._learn(digest, spec)
+                self._specs[digest] = _load(spec)
             known = self._specs[digest]
             if isinstance(known, Exception):
                 raise known
@@ -159,18 +156,10 @@ class InputWorker:
             end_forked_child(pid, error)
             return pack_error(error, f"In {self._name}."), None
 
-    def _learn(self, digest: bytes, spec: bytes) -> None:
-        first = not self._specs
-        self._specs[digest] = _load(spec)
-        if first and self._owns_process:
-            # Imported modules stay: collecting garbage among them took 43 ms, once in fifteen epochs of 30 ms.
-            gc.freeze()
-
     def forget(self, digests: Sequence[bytes]) -> None:
         """Drop stages that will not be used again."""
         for digest in digests:
             self._specs.pop(digest, None)
-        gc.unfreeze()  # a self-referencing function can be collected from here on
 
     def _pack(self, result: StageResult) -> StageResult:
         items = tuple(

@@ -6,17 +6,18 @@ the pass and contains the trailer (`trailer.py`).
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.reducer.bucket import BucketMemory
-from raydist.collectives.reducer.buckets import BucketPlan, Buckets
-from raydist.collectives.reducer.nonfinite import is_finite
+from raydist.collectives.reducer.buckets import BucketMemory, BucketPlan, Buckets
+from raydist.collectives.reducer.known_gradients import Checksums, compare
+from raydist.collectives.reducer.nonfinite import fault_of, is_finite
 from raydist.collectives.reducer.sparse_rows import reduce_rows
 from raydist.collectives.reducer.trailer import ReceivedTrailer
 from raydist.core.errors import FailedPreconditionError
@@ -162,6 +163,13 @@ class Exchange:
         """Return True if the reduced gradients are finite. To be called after `finish`. Waits for the device."""
         return all(memory.is_finite() for memory in self._buckets()) and all(map(is_finite, self._rows.values()))
 
+    def accuse(self, indices: Iterable[int]) -> list[dict[int, int]]:
+        """Return the faults of each replica's own gradients (see `fault_of`). Blocks until all replicas call it."""
+        own = {index: self.weighted(index) for index in indices}
+        mine = {index: fault for index, each in own.items() if each is not None and (fault := fault_of(each))}
+        said = self._communicator.exchange_on_host(json.dumps(mine).encode(), "gradients that are not finite")
+        return [{int(index): fault for index, fault in sorted(json.loads(row).items())} for row in said]
+
     def weighted(self, index: int) -> torch.Tensor | None:
         """Return this rank's contribution to the gradient of a parameter; None for none."""
         new = self.local.get(index) if self._weight.counts else None
@@ -234,3 +242,51 @@ class _Connected(torch.autograd.Function):
         total = upstream * weight.scale if weight.counts else torch.zeros_like(upstream)
         ctx.communicator.all_reduce(total, ReduceOp.SUM).wait()
         return total, None, None, None
+
+
+@final
+class TrailerChecks:
+    """Checks of the trailers of a replica's backward passes: of each pass, or where the host runs ahead, of the last.
+
+    Args:
+        name_of: Returns the name of a parameter, for messages.
+    """
+
+    def __init__(self, communicator: Communicator, name_of: Callable[[int], str]) -> None:
+        self._communicator = communicator
+        self._name_of = name_of
+        self._unchecked: tuple[Callable[[], ReceivedTrailer], list[Checksums]] | None = None
+
+    def check(self, exchange: Exchange, noted: list[Checksums], *, wait: bool) -> Sequence[bool] | None:
+        """Check a trailer. Return for each parameter in buckets True if any replica has a gradient; None if all have.
+
+        Args:
+            exchange: The pass that has ended.
+            noted: Checksums of the gradients that this replica has changed since the last pass.
+            wait: True to wait for the trailer of this pass.
+
+        Raises:
+            CollectiveMismatchError: Replicas ran different passes, or have changed earlier gradients differently. All
+                replicas raise it.
+        """
+        trailer = exchange.read_trailer()
+        unchecked, self._unchecked = self._unchecked, None
+        if unchecked is not None:
+            self._compare(unchecked[0](), unchecked[1])
+        if trailer is None:
+            return None
+        if not self._communicator.host_runs_ahead:
+            received = trailer()
+            self._compare(received, noted)
+            return received.present
+        if exchange.is_whole and not wait:
+            self._unchecked = trailer, noted
+            return None
+        received = trailer()  # other ranks check the trailer in the next pass, and so does this rank
+        self._unchecked = (lambda: received), noted
+        return received.present
+
+    def _compare(self, received: ReceivedTrailer, noted: list[Checksums]) -> None:
+        received.check()
+        if received.checksums_differ:
+            compare(self._communicator, noted, self._name_of)

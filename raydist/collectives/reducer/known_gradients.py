@@ -97,7 +97,6 @@ class LocalAccumulation:
         return gradient, None
 
     def forget(self, indices: Iterable[int]) -> None:
-        """Remove the local parts of these parameters."""
         if self._records:
             for index in indices:
                 self._records.pop(index, None)

@@ -1,7 +1,11 @@
-"""The parameters of a gradient reducer, and the hooks that a program has registered on parameters.
+"""The parameters of a gradient reducer, the hooks that a program has registered on parameters, and backward passes.
 
 torch keeps hooks in two dictionaries of the parameter: for hooks that run before the gradient is added to `.grad`, and
 for hooks that run afterwards. raydist copies the hooks to replicas, and defers them while gradients are exchanged.
+
+The end-of-backward callback of the autograd engine fires once per segment under reentrant checkpointing, and not at all
+for a frozen model. So `torch.autograd.backward`, which `Tensor.backward` calls, is wrapped by the first interception of
+the process and stays wrapped. Without a handler the wrapper only forwards.
 """
 
 from __future__ import annotations
@@ -9,13 +13,14 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from raydist.compat.torch_internals import hook_tables, new_hook_tables
+from raydist.compat.torch_internals import disable_compiler, hook_tables, new_hook_tables
 
 _Listener = Callable[[int, torch.nn.Parameter], None]
 _Receiver = Callable[[int, torch.Tensor], None]
@@ -44,7 +49,6 @@ class TrainedParameters:
         self._seen: list[tuple[bool, torch.dtype, torch.Size]] = []
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Replace the parameters by these. The tuple of the last call costs nothing."""
         if parameters is self._attached:
             return
         given = {id(parameter): parameter for parameter in parameters}
@@ -131,14 +135,12 @@ class ParameterHooks:
 
     @staticmethod
     def of(parameter: torch.Tensor) -> ParameterHooks:
-        """Return the present hooks of a parameter."""
         return ParameterHooks(*map(_programs, hook_tables(parameter)))
 
     def __bool__(self) -> bool:
         return bool(self.before or self.after)
 
     def keys(self) -> frozenset[Hashable]:
-        """Return the keys of all hooks."""
         return frozenset((*self.before, *self.after))
 
     def under(self, origin: str) -> ParameterHooks:
@@ -147,12 +149,10 @@ class ParameterHooks:
         return ParameterHooks(before, {(origin, key): hook for key, hook in self.after.items()})
 
     def without(self, keys: Iterable[Hashable]) -> ParameterHooks:
-        """Return the hooks under all other keys."""
         gone = frozenset(keys)
         return ParameterHooks(*({key: hook for key, hook in held.items() if key not in gone} for held in self._both()))
 
     def attach(self, parameter: torch.Tensor) -> None:
-        """Add the hooks to a parameter."""
         if self:
             for held, hooks in zip(new_hook_tables(parameter), self._both(), strict=True):
                 for key, hook in hooks.items():
@@ -210,3 +210,39 @@ def _do_nothing(_: torch.Tensor) -> None:
 
 def _programs(held: Hooks | None) -> Hooks:
     return {key: hook for key, hook in (held or {}).items() if type(hook) is not OwnHook}
+
+
+Backward = Callable[..., None]
+Handler = Callable[[Backward, tuple[Any, ...], dict[str, Any]], None]
+"""Called in place of `torch.autograd.backward`, with the original function, its arguments and its keyword arguments."""
+
+_HANDLER: ContextVar[Handler | None] = ContextVar("raydist_backward_handler", default=None)
+
+
+def begin_interception(handler: Handler) -> Token[Handler | None]:
+    """Pass every `backward()` of this thread to `handler`, until `end_interception` with the returned token."""
+    present = torch.autograd.backward
+    if not getattr(present, "hands_to_raydist", False):  # also after other code has restored torch's function
+        torch.autograd.backward = _wrapped(present)
+    return _HANDLER.set(handler)
+
+
+def end_interception(token: Token[Handler | None]) -> None:
+    """Restore the handler that was set before."""
+    _HANDLER.reset(token)
+
+
+@functools.lru_cache(maxsize=8)  # torch would disable its compiler for each new function again
+def _wrapped(original: Backward) -> Backward:
+    @disable_compiler  # collectives must not be traced in a compiled step
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        handler = _HANDLER.get()
+        if handler is None:
+            original(*args, **kwargs)
+        else:
+            handler(original, args, kwargs)
+
+    wrapper: Any = backward
+    wrapper.hands_to_raydist = True
+    return backward

@@ -13,7 +13,6 @@ once, with the sum; without replicas torch calls them once a segment.)
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, final
@@ -22,19 +21,23 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.reducer.buckets import Buckets
-from raydist.collectives.reducer.exchange import Exchange, StepWeight
-from raydist.collectives.reducer.interception import begin_interception, end_interception
+from raydist.collectives.reducer.exchange import Exchange, StepWeight, TrailerChecks
 from raydist.collectives.reducer.known_gradients import (
     Checksums,
     KnownGradients,
     LocalAccumulation,
     accumulate,
     combined,
-    compare,
 )
-from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of
-from raydist.collectives.reducer.parameter_hooks import DeferredHooks, TrainedParameters, hooked_of
-from raydist.collectives.reducer.trailer import ReceivedTrailer, Updates, encode_stamp
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy
+from raydist.collectives.reducer.parameter_hooks import (
+    DeferredHooks,
+    TrainedParameters,
+    begin_interception,
+    end_interception,
+    hooked_of,
+)
+from raydist.collectives.reducer.trailer import Updates, encode_stamp
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.values import ReduceOp
 
@@ -89,7 +92,6 @@ class GradientReducer:
         self._updates = updates
         self._calls = calls
         self._policy = policy
-        self._names = names
         self._parameters = TrainedParameters(self._stray)
         self._known = KnownGradients()
         self._changed: list[Checksums] = []
@@ -105,7 +107,7 @@ class GradientReducer:
         self._inside = False
         self._in_hooks = False
         self._exchange: Exchange | None = None
-        self._unchecked: tuple[Callable[[], ReceivedTrailer], list[Checksums]] | None = None
+        self._trailers = TrailerChecks(communicator, lambda index: names([self._parameters.all[index]])[0])
         self._intercepted: Any = None
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -204,7 +206,6 @@ class GradientReducer:
         self._intercepted = begin_interception(self._backward)
 
     def end_step(self) -> None:
-        """Close the open step."""
         end_interception(self._intercepted)
         self._num_steps += 1
         self._is_open = False
@@ -322,7 +323,7 @@ class GradientReducer:
             run()
             self._parameters.sink.receiver = None
         exchange.finish()
-        found = exchange.gradients(self._check_trailers(exchange, noted, wait=create_graph))
+        found = exchange.gradients(self._trailers.check(exchange, noted, wait=create_graph))
         if create_graph:
             found = {index: exchange.connected(index, gradient) for index, gradient in found.items()}
         self._repeated |= exchange.repeated
@@ -347,47 +348,12 @@ class GradientReducer:
             hold_with=parameters.indices if self._twice_differentiable else self._repeated,
         )
 
-    def _check_trailers(self, exchange: Exchange, noted: list[Checksums], *, wait: bool) -> Sequence[bool] | None:
-        """Check the trailer of this pass, or where the host runs ahead that of the last pass.
-
-        Return for each parameter in buckets True if any replica has a gradient, and None if all have all gradients.
-        """
-        trailer = exchange.read_trailer()
-        unchecked, self._unchecked = self._unchecked, None
-        if unchecked is not None:
-            self._check(unchecked[0](), unchecked[1])
-        if trailer is None:
-            return None
-        if not self._communicator.host_runs_ahead:
-            received = trailer()
-            self._check(received, noted)
-            return received.present
-        if exchange.is_whole and not wait:
-            self._unchecked = trailer, noted
-            return None
-        received = trailer()  # other ranks check the trailer in the next pass, and so does this rank
-        self._unchecked = (lambda: received), noted
-        return received.present
-
-    def _check(self, received: ReceivedTrailer, noted: list[Checksums]) -> None:
-        """Raise on all replicas if they ran different passes, or have changed earlier gradients differently."""
-        received.check()
-        if received.checksums_differ:
-            compare(self._communicator, noted, lambda index: self._names([self._parameters.all[index]])[0])
-
     def _look(self, policy: NonfinitePolicy, exchange: Exchange, new: dict[int, torch.Tensor]) -> None:
         """Check gradients for NaN and infinities before hooks and optimizers see them."""
         brought = (self._parameters.all[index] for index in new)
         if policy.refuses(brought, new_are_finite=exchange.is_finite()):
             place = f"backward pass {self._num_passes} of batch {self._num_steps}"
-            raise policy.error(place, self._accuse(exchange), self._parameters.all)
-
-    def _accuse(self, exchange: Exchange) -> list[dict[int, int]]:
-        """Return the faults of each replica's own gradients (see `fault_of`). Blocks until all replicas call it."""
-        own = {index: exchange.weighted(index) for index in self._parameters.indices}
-        mine = {index: fault for index, each in own.items() if each is not None and (fault := fault_of(each))}
-        said = self._communicator.exchange_on_host(json.dumps(mine).encode(), "gradients that are not finite")
-        return [{int(index): fault for index, fault in sorted(json.loads(row).items())} for row in said]
+            raise policy.error(place, exchange.accuse(self._parameters.indices), self._parameters.all)
 
     def _show(
         self, earlier: dict[int, torch.Tensor | None], new: dict[int, torch.Tensor], hooked: Collection[int]

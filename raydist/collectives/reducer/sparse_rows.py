@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.reducer.bucket import ParameterSpec, wire_dtype
+from raydist.collectives.reducer.buckets import ParameterSpec, wire_dtype
 
 _NONE, _ROWS, _DENSE = 0, 1, 2
 

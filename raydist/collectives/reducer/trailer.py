@@ -127,7 +127,6 @@ class Trailer:
 
 
 def _parted(stamps: Sequence[tuple[int, int, int, float, int, int, bool]]) -> CollectiveMismatchError:
-    """Return the error for ranks with different stamps."""
     places: list[dict[str, Hashable]] = [
         {"step": step, "backward pass": backward, "op": "SUM" if adds_up else "MEAN"}
         for step, backward, *_, adds_up in stamps

@@ -189,11 +189,9 @@ class ControlBlock:
         return True
 
     def count_of(self, rank: int, count: Count) -> int:
-        """Return a counter of one rank."""
         return self._words[self._places[count][rank]]
 
     def missing(self, count: Count, value: int) -> list[int]:
-        """Return the ranks whose counter is less than `value`."""
         return [rank for rank, place in enumerate(self._places[count]) if self._words[place] < value]
 
     def _fence(self) -> None:
@@ -258,7 +256,6 @@ class ControlBlock:
         futex.sleep(seen, seconds)
 
     def wake_others(self) -> None:
-        """Wake all other ranks."""
         for rank in self._others:
             self._futexes[rank].ring()
 

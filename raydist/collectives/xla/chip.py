@@ -89,7 +89,6 @@ class Chip:
 
     @property
     def device(self) -> torch.device:
-        """Device of the chip's tensors. Makes the chip current in this thread."""
         device: torch.device = self._xla.device(self.index)
         return device
 
@@ -101,7 +100,6 @@ class Chip:
 
     @property
     def num_chips(self) -> int:
-        """Number of the chips of all hosts."""
         return int(self._runtime.global_device_count())
 
     def seed(self, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Entries of a worker's queue, made by hand: rows are named by numbers, pieces are lists of arrays."""
+"""Queue entries made by hand: numbers stand for rows, lists of arrays for pieces."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from raydist.actors.epochs.batch_group import BatchGroup
-from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.piece import GroupPiece, pack_piece
+from raydist.actors.epochs.served_epoch import QueueEntry
 from raydist.actors.portable_errors import pack_error
 from raydist.core.nest import LEAF, Structure
 
@@ -17,7 +17,7 @@ Rows = Sequence[Sequence[int]]
 
 
 def group_entry(number: int, steps: Sequence[Rows], structure: Structure = LEAF) -> QueueEntry:
-    """A group of steps; those without rows have the row -1 as their stand-in."""
+    """A group of steps. The padding of a step without rows is the row -1."""
     refs = tuple(_piece([step[rank] for step in steps]) for rank in range(len(steps[0])))
     rows = tuple(tuple(map(len, step)) for step in steps)
     states = tuple({"at": number + place + 1, "step": number + place + 1} for place in range(len(steps)))

@@ -1,4 +1,4 @@
-"""Which steps go together, and what the queues know of them."""
+"""Groups of steps, and the assembly of their rows on the nodes that store them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.actors.epochs import assembly
-from raydist.actors.epochs.assembly import Assembly, is_worth_a_copy
+from raydist.actors.epochs import epoch_producer
 from raydist.actors.epochs.batch_group import MadeStep, OpenGroup, StepBatch
+from raydist.actors.epochs.epoch_producer import Assembly, is_worth_a_copy
 from raydist.actors.epochs.piece import GroupPiece, pack_piece
 from raydist.core.nest import LEAF, flatten
 from raydist.pipelines.elements.blocks import Block
@@ -123,11 +123,11 @@ def test_row_ids_are_not_stored_again() -> None:
     assert [piece.array(0, place).tolist() for place in range(2)] == [rows[:5].tolist(), rows[5:].tolist()]
 
 
-# --- rows of blocks on several nodes become one block a node for each replica; order and values stay ------------------
+# --- assembly of rows on the nodes that store them --------------------------------------------------------------------
 
 
 class Pool:
-    """Runs blocks here, and notes on which node they were to run."""
+    """Run blocks in this process, and record the node of each block."""
 
     def __init__(self) -> None:
         self.nodes: list[str] = []
@@ -153,7 +153,7 @@ def node_of(stored: StoredColumn) -> str:
 
 @pytest.fixture(autouse=True)
 def nodes_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "node_of", node_of)
+    monkeypatch.setattr(epoch_producer, "node_of", node_of)
 
 
 @given(data=st.data())
@@ -162,8 +162,8 @@ def test_rows_and_order_stay(data: st.DataObject) -> None:
     rows = np.array(data.draw(st.lists(st.integers(0, 10 * num_blocks - 1), min_size=1, max_size=30)))
     columns = [*columns_of(num_blocks, rows), np.arange(len(rows))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "_MOST_TIMES", data.draw(st.sampled_from([0.0, 2.0])))
-        found = Assembly(Pool(), "an epoch").begin(columns)()
+        patch.setattr(epoch_producer, "_MOST_TIMES", data.draw(st.sampled_from([0.0, 2.0])))
+        found = Assembly(cast(Any, Pool()), "an epoch").begin(columns)()
     for mine, theirs in zip(found, columns, strict=True):
         assert np.array_equal(in_memory(mine), in_memory(theirs))
 
@@ -171,7 +171,7 @@ def test_rows_and_order_stay(data: st.DataObject) -> None:
 def test_one_copy_a_node() -> None:
     pool = Pool()
     columns = columns_of(6, np.array([0, 11, 22, 33, 44, 55]))
-    Assembly(pool, "an epoch").begin(columns)()
+    Assembly(cast(Any, pool), "an epoch").begin(columns)()
     assert pool.nodes == ["node-0", "node-1", "node-2"]
 
 
@@ -194,7 +194,7 @@ class DyingPool(Pool):
 
 def test_a_worker_may_die_meanwhile() -> None:
     columns = columns_of(6, np.array([0, 55, 11, 1, 22, 33]))
-    found = Assembly(DyingPool(), "an epoch").begin(columns)()
+    found = Assembly(cast(Any, DyingPool()), "an epoch").begin(columns)()
     for mine, theirs in zip(found, columns, strict=True):
         assert np.array_equal(in_memory(mine), in_memory(theirs))
 
@@ -209,6 +209,6 @@ def test_a_group_holds_the_blocks_of_its_row_ids() -> None:
 def test_rows_that_are_most_of_their_blocks_are_not_copied() -> None:
     pool = Pool()
     columns = columns_of(2, np.arange(15))
-    assert Assembly(pool, "an epoch").begin(columns)() == columns
+    assert Assembly(cast(Any, pool), "an epoch").begin(columns)() == columns
     assert not pool.nodes
     assert [is_worth_a_copy(cast(RemoteColumn, column)) for column in columns_of(3, np.arange(0, 30, 3))] == [True] * 2

@@ -1,4 +1,4 @@
-"""The rules of the queues, driven by events: every replica sees every entry once and in order, within the credits."""
+"""Queues of an epoch as a state machine: every replica gets every entry once and in order. And their credits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from raydist.actors.epochs.batch_group import BatchGroup
-from raydist.actors.epochs.batch_queues import BatchQueues, Position, QueueEntry
 from raydist.actors.epochs.epoch_producer import Credits
+from raydist.actors.epochs.served_epoch import BatchQueues, Position, QueueEntry
 from raydist.actors.portable_errors import pack_error
 from raydist.core.errors import CancelledError, FailedPreconditionError
 from raydist.core.nest import LEAF
@@ -120,17 +120,6 @@ def test_the_driver_reads_for_all() -> None:
     assert (queues.num_ahead, queues.num_kept, queues.num_bytes) == (2, 2, 20)
     queues.acknowledge(None, 2)
     assert (queues.num_ahead, queues.num_kept, queues.num_bytes) == (1, 2, 20), "half of a group holds all of it"
-
-
-def test_old_acknowledgements_change_nothing() -> None:
-    queues = BatchQueues(num_replicas=1, start={})
-    for number in range(3):
-        queues.offer(step(number, 1))
-    queues.acknowledge(0, 2)
-    queues.acknowledge(0, 1)
-    assert queues.position_of(0) == Position(2, {"after": 2})
-    queues.acknowledge(0, 3)
-    assert queues.position_of(0) == Position(3, {"after": 3})
 
 
 def test_an_entry_that_all_are_done_with_cannot_be_read_again() -> None:

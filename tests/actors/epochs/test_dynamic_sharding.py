@@ -1,4 +1,4 @@
-"""Splits as a state machine: readers come, read and die; no batch is lost, and none is used for good twice."""
+"""Dynamic sharding as a state machine: readers claim, read and die. No batch is lost, and none is used twice."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.dynamic_sharding import InputSplit, SplitAssignments, SplitServer
 from raydist.actors.epochs.link import DynamicShardingLink
-from raydist.actors.epochs.served_epoch import Poll
+from raydist.actors.epochs.served_epoch import Poll, QueueEntry
 from raydist.options import Timeouts
 
 WORKERS = st.integers(0, 2)
@@ -22,7 +21,7 @@ def batches_of(split: InputSplit) -> list[int]:
 
 
 class Dealing(RuleBasedStateMachine):
-    """Three workers that use what they are given, in order."""
+    """Three workers that use their splits in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,11 +77,11 @@ def test_what_comes_for_a_reader_that_has_died_meanwhile_is_for_the_next() -> No
     assert batches_of(again) == [0, 1]
 
 
-# --- split server -----------------------------------------------------------------------------------------------------
+# --- claims of readers ------------------------------------------------------------------------------------------------
 
 
 class Pass:
-    """Entries of two places each; the end after six."""
+    """An epoch with entries of two places each, and the end after six places."""
 
     def __init__(self) -> None:
         self.polls: list[Poll] = []
@@ -127,11 +126,11 @@ def test_the_unused_rest_of_a_reader_that_died_comes_before_anything_new() -> No
     assert [places(split_server.claim((1, 0), 0)) for _ in range(3)] == [(1, 2), (2, 4), (4, 6)]
 
 
-# --- dynamic sharding link --------------------------------------------------------------------------------------------
+# --- the link of one worker -------------------------------------------------------------------------------------------
 
 
 class Link:
-    """Answers claims with what it was given."""
+    """A link that answers claims with the given splits."""
 
     def __init__(self, *splits: InputSplit | None) -> None:
         self.splits = list(splits)

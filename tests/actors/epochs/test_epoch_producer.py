@@ -1,4 +1,4 @@
-"""An epoch in a thread of this process: credits, long polls, errors, the end, closing at any moment."""
+"""The producer of an epoch in a thread of this process: credits, long polls, errors, the end, and `close`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.actors.epochs.batch_group import StepBatch
-from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.epoch_producer import Credits, EpochProducer
-from raydist.actors.epochs.served_epoch import Poll
+from raydist.actors.epochs.served_epoch import Poll, QueueEntry
 from raydist.core.errors import CancelledError, UnavailableError
 from raydist.core.nest import LEAF
 from raydist.dataset import Dataset
@@ -26,7 +25,7 @@ from raydist.pipelines.run.steps import GlobalBatches, element_views
 
 
 class Bench:
-    """Starts productions over datasets, and closes them when the test ends."""
+    """Start producers over datasets, and close them when the test ends."""
 
     def __init__(self) -> None:
         self.productions: list[EpochProducer] = []
@@ -89,17 +88,6 @@ def test_a_reader_that_stops_stops_the_producer(bench: Bench) -> None:
     assert len(calls) < 300  # the engine reads ahead in blocks, but it does not run away
 
 
-def test_the_slowest_replica_sets_the_pace(bench: Bench) -> None:
-    producer = bench.start(Dataset.range(20).batch(2), capacity=2)
-    wait_until(lambda: producer.num_kept() == 2)
-    producer.release(0, 2)
-    assert producer.poll(Poll(0, 2, 2, wait_s=0.05)) == ()
-    producer.release(1, 1)
-    (entry,) = read(producer, 2, rank=0)
-    assert entry.group is not None
-    assert entry.group.refs[1] is None
-
-
 def test_a_group_that_cannot_grow_waits_while_its_reader_has_others(bench: Bench) -> None:
     producer = bench.start(Dataset.range(40).batch(2), capacity=5)
     wait_until(lambda: producer.num_kept() == 4)
@@ -111,16 +99,6 @@ def test_a_group_that_cannot_grow_waits_while_its_reader_has_others(bench: Bench
     assert [len(entry.states) for entry in entries] == [2]
     (alone,) = producer.poll(Poll(None, 6, 4, wait_s=10.0))
     assert alone.number == 6  # who waits is given what there is
-
-
-def test_an_error_stands_in_its_place(bench: Bench) -> None:
-    producer = bench.start(Dataset.range(3).map(lambda x: 1 // (int(x) - 1)).batch(1))
-    entries = [read(producer, number)[0] for number in range(4)]
-    assert [entry.error is not None for entry in entries] == [False, True, False, False]
-    assert entries[1].error is not None
-    error = entries[1].error.restore()
-    assert isinstance(error, ZeroDivisionError)
-    assert error.__notes__[-1] == "In epoch 0, step 1."
 
 
 def test_a_lost_worker_ends_the_pass(bench: Bench) -> None:
@@ -279,7 +257,10 @@ class Taker:
         assert entry.states[at] == {"after": self.next + 1}
         expected = self._places[self.next]
         if expected is None:
-            assert str(entry.error and entry.error.restore()) == f"step {self.next}"
+            error = entry.error and entry.error.restore()
+            assert str(error) == f"step {self.next}"
+            assert error is not None
+            assert error.__notes__[-1] == f"In script, step {self.next}."
         else:
             assert entry.group is not None
             batch = StepBatch(entry.group, at)

@@ -1,4 +1,4 @@
-"""What the InputPipeline actor does, without an actor around it."""
+"""The class of the InputPipeline actor, called in this process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import cloudpickle
 import pytest
 
 from raydist.actors.epochs import input_pipeline
-from raydist.actors.epochs.input_pipeline import InputPipeline, credits_of, executor_on, step_source_of
+from raydist.actors.epochs.input_pipeline import InputPipeline, credits_of, step_source_of
 from raydist.actors.epochs.job import InputJob
 from raydist.actors.epochs.served_epoch import Poll
-from raydist.actors.workers.epoch_pools import SharedExecutor
-from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.core.errors import CancelledError, InvalidArgumentError
 from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
-from raydist.options import AutotuneOptions, InputOptions, Options, Timeouts
+from raydist.options import InputOptions, Options, Timeouts
 from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.run.steps import DealtElements, GlobalBatches, WorkerBatches
@@ -93,7 +91,7 @@ def test_a_state_of_another_pipeline_is_refused(pipeline: InputPipeline) -> None
 
 
 class Pools:
-    """Lends executors of this process; notes what comes back."""
+    """Pools that lend executors of this process, and count the returned ones."""
 
     def __init__(self) -> None:
         self.lent: list[tuple[int, str, tuple[str, ...]]] = []
@@ -153,7 +151,7 @@ def test_autotune_leaves_light_pipelines_where_they_are(pools: Pools) -> None:
     assert pipeline.close("a", 5.0)
 
 
-# --- epoch parts ------------------------------------------------------------------------------------------------------
+# --- sources, credits and workers of an epoch -------------------------------------------------------------------------
 
 JOB = InputJob("epoch 0", b"", False, 2, 0, 0, Options(), InputOptions(), Timeouts())
 OPS = [Dataset.range(8).batch(4)._op]
@@ -177,16 +175,6 @@ def test_credits_hold_what_was_asked_for() -> None:
     assert credits_of(JOB).capacity == 3
     asked = credits_of(replace(JOB, input_options=InputOptions(prefetch_batches=7)))
     assert (asked.capacity, asked.spare_bytes) == (8, 0)
-
-
-def test_a_pool_grows_where_its_size_was_chosen_for_one_iterator() -> None:
-    pool: Any = InlineExecutor()
-    assert isinstance(executor_on(pool, JOB, 1, Options()), GrowingExecutor)
-    assert isinstance(executor_on(pool, JOB, 2, Options()), SharedExecutor)
-    fixed = replace(JOB, input_options=InputOptions(num_input_workers=2))
-    assert isinstance(executor_on(pool, fixed, 1, Options()), SharedExecutor)
-    asleep = Options(autotune=AutotuneOptions(enabled=False))
-    assert isinstance(executor_on(pool, JOB, 1, asleep), SharedExecutor)
 
 
 def test_the_input_options_say_how_many_workers_then_the_pipeline() -> None:

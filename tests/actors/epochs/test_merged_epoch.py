@@ -1,4 +1,4 @@
-"""An epoch over the epochs of workers, whose answers come when the test says so."""
+"""A merged epoch over the epochs of several workers, whose answers the test controls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from raydist.actors.epochs.batch_group import StepBatch
-from raydist.actors.epochs.batch_queues import Position, QueueEntry
 from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.actors.epochs.merged_epoch import MergedEpoch, MergedSteps
-from raydist.actors.epochs.served_epoch import Poll
+from raydist.actors.epochs.served_epoch import Poll, Position, QueueEntry
 from raydist.core.errors import CancelledError, SpecError, UnavailableError
 from raydist.core.nest import flatten
 from raydist.options import InputOptions, Options, Timeouts
@@ -22,7 +21,7 @@ from tests.actors.epochs.entries import end_entry, error_entry, group_entry
 
 
 class Worker:
-    """One worker's epoch: has a credit of so many places, and waits for news of what is done with."""
+    """One worker's epoch, which sends `credit` places more than the reader has acknowledged."""
 
     def __init__(self, entries: list[QueueEntry], credit: int = 100) -> None:
         self.entries = entries
@@ -73,7 +72,7 @@ class Bench:
     def __init__(self) -> None:
         self.epochs: list[MergedEpoch] = []
 
-    def start(self, *workers: Worker) -> MergedEpoch:
+    def start(self, *workers: Any) -> MergedEpoch:
         made = MergedEpoch(workers, MergedJob("epoch 0", (JOB,) * len(workers)))
         made.start()
         self.epochs.append(made)
@@ -145,7 +144,7 @@ def test_closing_wakes_a_waiting_reader_and_closes_the_workers(bench: Bench) -> 
     assert all(worker.closed for worker in workers)
 
 
-# --- steps of several workers as one. That random ones are right: `tests/distributed_dataset/test_sharding.py` --------
+# --- merged steps; random ones are in `tests/distributed_dataset/test_sharding.py` ------------------------------------
 
 
 def merged(*feeds: Sequence[QueueEntry], replicas: int = 1) -> MergedSteps:

@@ -1,4 +1,4 @@
-"""Pieces of batches: what they hand out, that their bytes leave a pickle as they are, and that Arrow can read them."""
+"""Pieces of batches: their leaves, their pickles with out-of-band buffers, and their Arrow record batches."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_any_arrow_reader_finds_rows_and_tensors() -> None:
     assert table["name"].to_pylist() == [b"a", b"b"] * 3
 
 
-# --- parts of a column that are one array where they are read ---------------------------------------------------------
+# --- parts of a column that are read as one array ---------------------------------------------------------------------
 
 
 def through_store(value: Any, alignment: int = 64) -> tuple[Any, np.ndarray[Any, Any]]:
@@ -213,20 +213,6 @@ def test_parts_are_one_array_of_the_memory_that_they_were_written_to(dtype: str)
     assert (whole == np.concatenate(given)).all()
     assert np.shares_memory(whole, memory)
     assert not whole.flags.writeable
-
-
-@pytest.mark.parametrize(("cores", "most"), [(2, 1 << 20), (11, 1 << 20), (12, 8 << 20)])
-def test_a_large_array_is_cut_where_there_are_few_cores(monkeypatch: pytest.MonkeyPatch, cores: int, most: int) -> None:
-    """Ray starts threads for what has 1 MB or more."""
-    monkeypatch.setattr("raydist.actors.packed_columns.num_cores", lambda: cores)
-    given = [np.arange(700_001, dtype=np.float64).reshape(-1, 1)]
-    assert ConcatenatedParts.suit(given) == (cores < 12)
-    whole, memory = through_store(ConcatenatedParts(given))
-    assert (whole == given[0]).all()
-    assert np.shares_memory(whole, memory)
-    buffers: list[pickle.PickleBuffer] = []
-    pickle.dumps(ConcatenatedParts(given), protocol=5, buffer_callback=buffers.append)
-    assert max(buffer.raw().nbytes for buffer in buffers) < most
 
 
 def test_parts_that_do_not_follow_each_other_are_joined() -> None:

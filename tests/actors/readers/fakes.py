@@ -45,9 +45,6 @@ class FakeLink:
         self.fetched += 1
         return ref
 
-    def leaves(self, piece: Any, place: int, num_leaves: int) -> list[Any]:
-        return [piece.leaf(index, place) for index in range(num_leaves)]
-
     def reclaim(self) -> Any:
         return self.pipeline.reclaim(self.key)
 

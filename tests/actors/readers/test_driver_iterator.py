@@ -1,11 +1,9 @@
-"""The driver's reading end: when an epoch is opened and closed, and what a leaf of a batch knows."""
+"""The driver's iterator: when it opens and closes an epoch, and the leaves of its batches."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import threading
-import time
 from typing import Any
 
 import pytest
@@ -76,20 +74,6 @@ def test_stats_tell_of_the_pipeline_while_it_runs_and_after_its_end() -> None:
         assert open_epochs(side) == 0
 
 
-def test_a_leaf_knows_its_parts_without_fetching_them() -> None:
-    with fake_side(3) as side:
-        iterator = start(side, 2)
-        leaf = next(iterator)
-        assert isinstance(leaf, BatchLeaf)
-        assert (leaf.num_parts, leaf.rows) == (3, (1, 1, 0))
-        assert leaf.batch.step == 0
-        host: Any = side.opener
-        assert host.links[0].fetched == 0
-        assert len(leaf.values) == 3
-        assert host.links[0].fetched == 3
-        assert "2: tensor([]" in repr(leaf)
-
-
 def test_loading_waits_for_loops_under_way() -> None:
     waited = []
     with fake_side(1) as side:
@@ -107,17 +91,6 @@ def test_what_is_no_state_is_refused_before_anything_is_given_up() -> None:
         with pytest.raises(InvalidArgumentError, match=r"part \['at'\] must be .* got 0.5"):
             iterator.load_state_dict({"at": 0.5})
         assert waited == []
-
-
-def test_an_error_of_the_drain_comes_out() -> None:
-    def fail() -> None:
-        raise ValueError("the step failed")
-
-    with fake_side(1) as side:
-        iterator = start(InputSide(side.opener, 1, side.timeouts, drain=fail))
-        iterator.__reduce__()
-        with pytest.raises(ValueError, match="the step failed"):
-            next(iterator)
 
 
 def test_a_state_within_a_group_resumes_at_the_next_step() -> None:
@@ -180,33 +153,7 @@ def test_closing_beside_other_threads_ends_their_iteration() -> None:
             assert open_epochs(side) == 0
 
 
-def test_closing_ends_the_wait_of_another_thread() -> None:
-    def wait(x: Any) -> Any:
-        time.sleep(1)
-        return x
-
-    with fake_side(1) as side:
-        dataset = Dataset.range(4).map(wait).batch(4)
-        iterator = iter(distribute(dataset, side, InputOptions(num_input_workers=0)))
-        outcome: list[object] = []
-
-        def read() -> None:
-            try:
-                outcome.append(next(iterator))
-            except CancelledError as error:
-                outcome.append(error)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        while not open_epochs(side):
-            time.sleep(0.01)
-        time.sleep(0.2)  # until the thread, which has opened the epoch, waits for a batch of it
-        iterator.close()
-        reader.join(20)
-        assert "was closed (with its strategy, or by close())" in str(outcome[0])
-
-
-# --- what the driver knows of a leaf of a batch without fetching it ---------------------------------------------------
+# --- leaves of a batch ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on_host", [False, True])

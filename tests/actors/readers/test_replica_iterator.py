@@ -1,4 +1,4 @@
-"""Loops inside the replicas: each draws its own pieces, and the driver goes on where they stopped."""
+"""Loops inside the replicas: each replica draws its own pieces, and the driver continues where the replicas stopped."""
 
 from __future__ import annotations
 

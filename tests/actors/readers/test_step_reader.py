@@ -1,4 +1,4 @@
-"""A reader's questions: in groups, one ahead, never twice for the same entry unless it gave something back."""
+"""The polls of a reader: one ahead of its work, and each entry once. And the prefetch of pieces."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from raydist.actors.epochs.batch_group import BatchGroup, StepBatch
-from raydist.actors.epochs.batch_queues import QueueEntry
-from raydist.actors.epochs.served_epoch import Poll
+from raydist.actors.epochs.served_epoch import Poll, QueueEntry
 from raydist.actors.readers.replica_iterator import FetchAhead
 from raydist.actors.readers.step_reader import StepReader
 from raydist.core.errors import DeadlineExceededError, UnavailableError
@@ -63,16 +62,6 @@ def test_every_place_once_and_the_last_for_ever(group: int) -> None:
     reader = make_reader(ScriptedLink(10, capacity=group + 1, most=group))
     assert [reader.next_place().number for _ in range(13)] == [*range(10), 10, 10, 10]
     assert reader.position == 10
-
-
-def test_questions_are_few_and_ahead() -> None:
-    link = ScriptedLink(8, capacity=5, most=4)
-    reader = make_reader(link)
-    for _ in range(8):
-        reader.next_place()
-    starts = [poll.start for poll in link.asked]
-    assert starts == sorted(set(starts))
-    assert len(starts) <= 5
 
 
 def test_only_what_is_no_longer_in_use_is_acknowledged() -> None:
@@ -152,7 +141,7 @@ def test_the_wait_for_an_element_has_a_limit() -> None:
         make_reader(link).next_place()
 
 
-# --- fetch ahead ------------------------------------------------------------------------------------------------------
+# --- prefetch of pieces -----------------------------------------------------------------------------------------------
 
 
 class StepLink:

@@ -1,9 +1,8 @@
-"""Rows on workers that are played here; what Ray's workers do is in test_pool.py and test_hostile_functions.py."""
+"""Crash bisection on fake workers. With Ray's workers: test_pool.py and test_hostile_functions.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from raydist.actors.workers.handle import FailedStarts
 from raydist.core.errors import CancelledError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult
+from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.kernel import run_stage
 from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
@@ -34,20 +34,17 @@ class Stillborn:
 
 
 def crash_bisection(worker: Stillborn) -> CrashBisection:
-    return CrashBisection(lambda: worker, lambda spec: (b"", b""), 1.0, FailedStarts())  # type: ignore[arg-type,return-value]  # played
-
-
-TASK: Any = SimpleNamespace(spec=None, block=SimpleNamespace(num_rows=1), starts=(0,))
+    return CrashBisection(InlineExecutor(), lambda: worker, lambda spec: (b"", b""), 1.0, FailedStarts())  # type: ignore[arg-type,return-value]  # played
 
 
 def test_closing_gives_up_the_wait_and_the_worker() -> None:
     worker = Stillborn()
     with pytest.raises(CancelledError, match="closed"):
-        crash_bisection(worker).run(TASK, lambda: True)
+        crash_bisection(worker).run(SPEC, BLOCK, (0,), lambda: True)
     assert worker.killed == 1
 
 
-# --- who killed the worker? Workers are played here -------------------------------------------------------------------
+# --- elements that kill workers ---------------------------------------------------------------------------------------
 
 SPEC = spec_of(SOURCE.map(lambda x: x * 10))
 BLOCK = block_of(SOURCE)
@@ -107,17 +104,7 @@ def test_many_condemned_elements_in_a_row_are_not_the_elements_fault() -> None:
     assert len(isolate(SPEC, BLOCK, (100,), workers(deadly=[0]), streak).items) == 6
 
 
-# --- failed starts ----------------------------------------------------------------------------------------------------
-
-
-def test_too_many_in_a_row_are_an_error_that_names_the_last() -> None:
-    starts = FailedStarts()
-    for number in range(19):
-        starts.add(f"worker-{number}", RuntimeError("The worker was killed."))
-    message = r"worker-19 is gone while starting, as were the 19 before it: The worker was killed\."
-    with pytest.raises(UnavailableError, match=message) as caught:
-        starts.add("worker-19", RuntimeError("The worker was killed."))
-    assert caught.value.actor == "worker-19"
+# --- workers that die while they start --------------------------------------------------------------------------------
 
 
 def test_what_raises_by_itself_is_not_tried_so_often() -> None:

@@ -1,4 +1,4 @@
-"""How many workers AUTOTUNE takes, and pools that pass from one epoch to the next."""
+"""The number of workers for AUTOTUNE, pools that are reused by the next epoch, and the start of workers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from raydist.actors.workers import epoch_pools, growing_executor
+from raydist.actors.workers import epoch_pools
 from raydist.actors.workers.epoch_pools import EpochPools, choose_num_workers
 from raydist.actors.workers.executors import Executors
-from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.actors.workers.handle import WorkerKind
-from raydist.actors.workers.pool import ActorExecutor, RunningWorkers, StagePickles
+from raydist.actors.workers.pool import RunningWorkers, StagePickles
 from raydist.cluster import placement
 from raydist.cluster.placement import Outlook
 from raydist.core.errors import FailedPreconditionError
@@ -25,11 +24,7 @@ from raydist.dataset import Dataset
 from raydist.options import Options, Timeouts
 from raydist.pipelines.autotune.tuned_executor import TunedExecutor
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import Executor, Pending
-from raydist.pipelines.engine.kernel import StageSpec, run_stage
-from raydist.pipelines.engine.threads import ThreadExecutor
-from raydist.pipelines.metering.meter import StagePlace
-from tests.contracts.op import iterate
+from raydist.pipelines.engine.kernel import run_stage
 from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
 
@@ -74,7 +69,7 @@ def test_workers_with_resources_of_their_own_need_no_core_here() -> None:
 
 
 class FakePool:
-    """Counts; idle as long as it is told to be."""
+    """A pool that is idle or not, as the test sets it."""
 
     def __init__(self, num_workers: int, **kwargs: Any) -> None:
         self.num_workers = num_workers
@@ -147,7 +142,7 @@ def test_a_pool_that_nobody_wants_is_stopped_after_a_while(pools: EpochPools) ->
     assert pool.closed
 
 
-# --- which executor a dataset's iterators get -------------------------------------------------------------------------
+# --- executors of a dataset's iterators -------------------------------------------------------------------------------
 
 
 def test_what_the_autotuner_learned_is_kept_for_the_next_iterator() -> None:
@@ -235,62 +230,3 @@ def test_a_stage_is_pickled_once_and_named_by_its_contents() -> None:
     pickles.get(spec_of(SOURCE.map(abs)))
     assert pickles.get(double)[1] is not data, "only the last two are kept"
     assert pickles.get(double)[0] == digest
-
-
-# --- a pool that grows under an iterator; the pool is a fake one, whose workers sleep side by side --------------------
-
-
-class PoolOfThreads(Executor):
-    """Threads in the place of actors."""
-
-    place: StagePlace = "actors"
-
-    def __init__(self, num_workers: int) -> None:
-        self.threads = ThreadExecutor(num_workers)
-        self.closed = False
-        self.sizes = [num_workers]
-        self.window, self.num_workers = 2 * num_workers, num_workers
-
-    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        return self.threads.submit(spec, block, starts)
-
-    def resize(self, num_workers: int) -> None:
-        self.sizes.append(num_workers)
-        self.window, self.num_workers = 2 * num_workers, num_workers
-        self.threads.resize(num_workers)
-
-    def close(self) -> None:
-        self.closed = True
-        self.threads.close()
-
-
-def slow(x: Any) -> Any:
-    time.sleep(0.002)
-    return x
-
-
-def grow(idle_cores: float, monkeypatch: pytest.MonkeyPatch) -> tuple[PoolOfThreads, list[str]]:
-    monkeypatch.setattr(growing_executor, "_PERIOD_S", 0.03)
-    pool = PoolOfThreads(2)
-    executor = GrowingExecutor(cast(ActorExecutor, pool), 2, 3, lambda: idle_cores)
-    iterator = iterate(Dataset.range(600).map(slow), lambda options: executor)
-    assert [int(x) for x in iterator] == list(range(600))
-    assert executor.place == "actors"
-    executor.close()
-    decisions = iterator.meters.decisions
-    assert iterator.meters.readings()[1].parallelism == pool.sizes[-2 if len(pool.sizes) > 1 else -1]
-    pool.close()
-    return pool, decisions
-
-
-def test_it_grows_on_cores_that_are_free_and_goes_back_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, decisions = grow(4.0, monkeypatch)
-    assert pool.sizes[:2] == [2, 3]
-    assert pool.sizes[-1] == 2
-    assert decisions[0].startswith("3 input workers: the consumer waits")
-
-
-def test_it_stays_where_no_core_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, decisions = grow(0.2, monkeypatch)
-    assert pool.sizes == [2, 2]
-    assert decisions == []

@@ -1,4 +1,4 @@
-"""What a user's function may do to the process that it runs in, on a pool of input workers."""
+"""User functions that end or fill the process of an input worker."""
 
 from __future__ import annotations
 

@@ -248,36 +248,6 @@ def test_many_threads_share_a_pool(pool: ActorExecutor) -> None:
     assert len(pool.worker_names) == 2
 
 
-def await_all(pool: ActorExecutor) -> None:
-    end = time.monotonic() + 20
-    while not all(worker.runs for worker in pool._workers):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_a_pool_grows_and_shrinks_while_it_is_read(pool: ActorExecutor) -> None:
-    def where(x: Any) -> tuple[Any, int]:
-        time.sleep(0.001)
-        return x, os.getpid()
-
-    iterator = iterate(Dataset.range(1200).map(where), pool)
-    found = []
-    for x, pid in iterator:
-        found.append((int(x), int(pid)))
-        if x == 300:
-            pool.resize(3)
-            pool.start()
-            await_all(pool)  # blocks go to workers that run
-        if x == 800:
-            pool.resize(1)
-    assert [x for x, _ in found] == list(range(1200))
-    assert len({pid for x, pid in found if x < 300}) == 2
-    assert len({pid for x, pid in found}) == 3
-    assert len(pool.worker_names) == 1
-    with pytest.raises(InvalidArgumentError, match="at least one input worker, got 0"):
-        pool.resize(0)
-
-
 def test_a_stuck_function_reaches_the_limit() -> None:
     pool = ActorExecutor(1, name="test", timeouts=Timeouts(element_s=0.5))
     try:
@@ -317,12 +287,6 @@ def test_a_pool_is_idle_only_between_its_blocks(pool: ActorExecutor) -> None:
     assert not pool.serves(3, {}, Timeouts(element_s=20.0))
     pool.close()
     assert not pool.is_idle(0.0)
-
-
-def test_an_abandoned_iterator_takes_its_workers_along() -> None:
-    iterator = iter(Dataset.range(10_000).map(lambda x: x).with_options(Options(num_input_workers=1)))
-    assert int(next(iterator)) == 0
-    del iterator  # the leak check around each test waits for the actors to be gone
 
 
 def test_a_slow_block_holds_back_no_other_where_any_order_will_do(pool: ActorExecutor) -> None:

@@ -91,7 +91,7 @@ def _doubled(x: Any) -> Any:
     return 2 * x
 
 
-# --- every operation keeps its contract on pools of actors too: same elements, same order, exact resuming -------------
+# --- the contract of operations, on pools -----------------------------------------------------------------------------
 
 ELEMENTS = 9  # of each dataset: a save and a load at each of them
 

@@ -1,8 +1,7 @@
-"""What an input worker does, without an actor around it."""
+"""The class of the InputWorker actor, called in this process; its exit reason and memory limit."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import pickle
@@ -31,7 +30,7 @@ from tests.pipelines.engine.toy_stages import block_of
 
 
 class Seen(Executor):
-    """Notes the first stage and block that an iterator submits."""
+    """Record the first stage and block that an iterator submits."""
 
     window = 1
 
@@ -90,24 +89,6 @@ def test_functions_of_a_program_of_another_version_are_refused(tmp_path: Path, m
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_was_imported_is_not_looked_through_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    for name in ("freeze", "unfreeze"):
-        monkeypatch.setattr(gc, name, functools.partial(called.append, name))
-    for name in ("limit_memory", "keep_freed_memory"):
-        monkeypatch.setattr(worker_module, name, lambda limit: limit)
-    spec, block, starts = first_work(Dataset.range(3).map(lambda x: x + 1))
-    worker = InputWorker("worker-0")
-    worker.run(b"z", spec, block, starts)
-    assert called == []  # in a process of somebody else
-    worker.forget([b"z"])
-    worker.hello()
-    for digest in (b"a", b"b"):
-        worker.run(digest, spec, block, starts)
-    worker.forget([b"a"])
-    assert called == ["unfreeze", "freeze", "unfreeze"]
-
-
 def test_a_stage_that_cannot_be_loaded_says_so_of_every_block() -> None:
     worker = InputWorker("worker-0")
     block = block_of(Dataset.range(1))
@@ -116,7 +97,7 @@ def test_a_stage_that_cannot_be_loaded_says_so_of_every_block() -> None:
             across(worker.run(b"a", sent, block, (0,)))
 
 
-# --- last words -------------------------------------------------------------------------------------------------------
+# --- exit reasons -----------------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import ctypes, os, sys, time
@@ -177,7 +158,7 @@ def test_a_file_is_closed_with_its_object() -> None:
     assert not os.path.lexists(path)
 
 
-# --- the limit is tried in a process of its own -----------------------------------------------------------------------
+# --- memory limit -----------------------------------------------------------------------------------------------------
 
 CODE = """
 import numpy as np

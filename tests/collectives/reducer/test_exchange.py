@@ -33,15 +33,12 @@ class Rank:
         trained: tuple[int, ...],
         weight: StepWeight = FULL,
         hold_with: tuple[int, ...] = (),
-        earlier: dict[int, torch.Tensor] | None = None,
     ) -> Exchange:
         self.num_passes += 1
         kinds = tuple((index, torch.float32, torch.Size([2])) for index in trained)
         plan = self.buckets.begin_pass(kinds, self.parameters, step=0, backward=self.num_passes)
         stamp = encode_stamp(0, self.num_passes)
-        return Exchange(
-            self.communicator, self.buckets, plan, stamp, None, weight, earlier=earlier, hold_with=hold_with
-        )
+        return Exchange(self.communicator, self.buckets, plan, stamp, None, weight, hold_with=hold_with)
 
     def run(self, trained: tuple[int, ...], order: tuple[int, ...] | None = None) -> dict[int, torch.Tensor]:
         exchange = self.open(trained)
@@ -102,15 +99,6 @@ def test_a_gradient_that_comes_again_after_it_was_sent_is_an_error() -> None:
     exchange.put(2, value(1))
     with pytest.raises(FailedPreconditionError, match=r"parameter 2 has come again.*use_reentrant=False"):
         exchange.put(2, value(1))
-
-
-def test_gradients_of_earlier_passes_are_added() -> None:
-    _, rank = alone()
-    exchange = rank.open((0, 1, 2), StepWeight(0.5, counts=True), earlier={2: value(5), 0: value(7)})
-    exchange.put(2, value(2))
-    found = rank.end(exchange)
-    assert (found[2].tolist(), found[0].tolist()) == ([6.0, 6.0], [7.0, 7.0])
-    assert not exchange.is_whole
 
 
 def test_every_bucket_is_a_range_in_a_trace() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raydist.collectives.base import Work
-from raydist.collectives.reducer.bucket import ParameterSpec
+from raydist.collectives.reducer.buckets import ParameterSpec
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.sparse_rows import reduce_rows
 from raydist.core.values import ReduceOp
@@ -33,7 +33,7 @@ from tests.collectives.models import (
 )
 from tests.collectives.threads import run_ranks
 
-# --- gradients of which only rows travel ------------------------------------------------------------------------------
+# --- sparse gradients -------------------------------------------------------------------------------------------------
 
 CPU = torch.device("cpu")
 Rows = Sequence[tuple[int, float]]
@@ -188,7 +188,7 @@ def test_only_rows_travel(rows: int, expected: bool) -> None:
         assert len(sent) == 3  # a bucket, numbers of rows, values of rows
 
 
-# --- gradients that travel in fewer bits ------------------------------------------------------------------------------
+# --- compressed gradients ---------------------------------------------------------------------------------------------
 
 ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 

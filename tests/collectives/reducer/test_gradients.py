@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from raydist.collectives.reducer.reducer import GradientReducer
@@ -53,23 +51,6 @@ def test_ways_to_use_gradients(name: str, step: Step) -> None:
     batches = [rows(4, seed=1), rows(1, seed=2), rows(3, seed=3)]
     expected = train_alone(copy.deepcopy(start), batches, step)
     assert_equal_parameters(expected, train_together(start, batches, step, world_size=3), start=start)
-
-
-@settings(max_examples=15)
-@given(
-    name=st.sampled_from(sorted(MODELS)),
-    step=st.sampled_from(sorted(STEPS)),
-    world_size=st.integers(1, 4),
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    bucket_bytes=st.sampled_from([1, 64, 300, 1 << 20]),
-)
-def test_any_batches_and_buckets(name: str, step: str, world_size: int, sizes: list[int], bucket_bytes: int) -> None:
-    assume((name, STEPS[step]) not in ONCE_A_SEGMENT)
-    start = build(name)
-    batches = [rows(size, seed=number) for number, size in enumerate(sizes)]
-    expected = train_alone(copy.deepcopy(start), batches, STEPS[step])
-    replicas = train_together(start, batches, STEPS[step], world_size=world_size, bucket_bytes=bucket_bytes)
-    assert_equal_parameters(expected, replicas, start=start)
 
 
 def test_sum_adds_plain_gradients() -> None:

@@ -220,7 +220,7 @@ def test_hooks_go_and_keep_nothing_alive() -> None:
     (a * 2).sum().backward()
 
 
-# --- gradients that no backward pass has made global, and those that were changed afterwards --------------------------
+# --- gradients made by hand, and changed gradients --------------------------------------------------------------------
 
 Fill = Callable[[nn.Module, torch.Tensor], None]
 

@@ -1,4 +1,4 @@
-"""What infinite gradients and NaN do, and updates that are skipped."""
+"""NaN and infinite gradients: passed, raised, or skipped with the optimizer's step."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite, SkippedUpdates, fault_of, is_finite
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.core.errors import FailedPreconditionError
-from tests.collectives.local_group import LocalGroup, LocalHub
-from tests.collectives.models import ONCE_A_SEGMENT, STEPS, build, loss_of, rows
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
-# --- what nan and infinities in gradients do to replicas that are threads ---------------------------------------------
+# --- three replicas, which are threads --------------------------------------------------------------------------------
 
 NAN, INF = float("nan"), float("inf")
 Body = Callable[[nn.Module, GradientReducer, NonfinitePolicy, int], Any]
@@ -234,58 +231,6 @@ def test_the_message_shows_some_of_many_parameters() -> None:
     assert "p4 (NaN and infinite) and 3 more" in text
 
 
-# --- a rank without peers checks its gradients as several ranks do ----------------------------------------------------
-
-NAN_POLICY_OF_ONE_RANK = float("nan")
-
-
-def in_a_run(choice: OnNonfinite, model: nn.Module, body: Callable[[GradientReducer], Any]) -> NonfinitePolicy:
-    policy = NonfinitePolicy(names)
-    group = LocalGroup(LocalHub(), Membership("g", 0, 0, 1), timeout_s=5.0).start()
-    reducer = GradientReducer(group, policy=policy)
-    reducer.attach(model.parameters())
-    with policy.run(choice), reducer.step():
-        body(reducer)
-    return policy
-
-
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-@pytest.mark.parametrize("name", ["tied", "reentrant-checkpoint", "lookup"])
-def test_looking_changes_nothing(name: str, step: Callable[..., None]) -> None:
-    if (name, step) in ONCE_A_SEGMENT:
-        return
-    model, plain = build(name), build(name)
-    batches = [rows(4, seed=1), rows(1, seed=2), rows(3, seed=3)]
-
-    def body(_: GradientReducer) -> None:
-        for batch in batches:
-            step(model, lambda batch=batch: loss_of(model, batch).backward())
-
-    assert in_a_run("raise", model, body).num_found == 0
-    for batch in batches:
-        step(plain, lambda batch=batch: loss_of(plain, batch).backward())
-    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-15)
-        assert (mine.grad is None) == (theirs.grad is None)
-
-
-def test_hooks_that_step_are_skipped_and_parameters_inside_of_checkpoints_seen() -> None:
-    layer = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    layer.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
-    before = copy.deepcopy(layer.weight.data)
-
-    def body(_: GradientReducer) -> None:
-        x = torch.full((1, 2), NAN_POLICY_OF_ONE_RANK, requires_grad=True)
-        checkpoint(layer, x, use_reentrant=True).sum().backward()
-        assert torch.equal(layer.weight, before)
-        layer.zero_grad()
-        checkpoint(layer, torch.ones(1, 2, requires_grad=True), use_reentrant=True).sum().backward()
-        assert not torch.equal(layer.weight, before)
-
-    assert in_a_run("skip", layer, body).num_skipped == 1
-
-
 # --- skipped updates --------------------------------------------------------------------------------------------------
 
 
@@ -343,19 +288,6 @@ def test_only_the_thread_that_watches() -> None:
         thread.start()
         thread.join()
     assert not torch.equal(layer.weight, before)
-
-
-class Failing(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        raise ZeroDivisionError
-
-
-def test_gradients_are_back_after_a_step_that_raised() -> None:
-    layer = nn.Linear(2, 1)
-    trained(layer)
-    with pytest.raises(ZeroDivisionError), SkippedUpdates(lambda _: True).watch():
-        Failing(layer.parameters(), lr=0.1).step()
-    assert layer.weight.grad is not None
 
 
 def test_the_engines_threads_count_as_the_thread_of_the_only_one_that_watches() -> None:

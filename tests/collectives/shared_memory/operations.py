@@ -1,4 +1,4 @@
-"""Every operation of a group in shared memory, in each way in which it is carried out: for tests of what disturbs it.
+"""Every operation of a group in shared memory, with small and large tensors, for tests of faults.
 
 Each is about one rank: the root of a broadcast, say, and whoever is killed or stopped inside.
 """
@@ -32,7 +32,7 @@ class Begun:
     expected: Sequence[float] = ()
 
     def wait(self) -> bool:
-        """Whether it gave what it should."""
+        """Return True if the outputs are right."""
         self.finish()
         return all(bool(output.eq(value).all()) for output, value in zip(self.outputs, self.expected, strict=True))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable
 
@@ -19,7 +18,7 @@ from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
 
-# --- a rank that is late to every operation of a group in shared memory is waited for; and what it costs to w ---------
+# --- a rank that is late ----------------------------------------------------------------------------------------------
 
 
 class Rounds:
@@ -67,19 +66,7 @@ def test_waiting_takes_no_cpu(shm_team: ProcessTeam) -> None:
     assert max(results[0], results[1]) < 0.1
 
 
-def number_of_threads(communicator: Communicator) -> tuple[int, int]:
-    before = threading.active_count()
-    for operation in COLLECTIVES.values():
-        assert operation.start(communicator, 0).wait()
-    return before, threading.active_count()
-
-
-def test_nothing_runs_in_the_background(shm_team: ProcessTeam) -> None:
-    shm_team.reform()
-    assert all(after <= before for before, after in shm_team.run(number_of_threads))
-
-
-# --- a rank that is killed or stopped, before or inside every operation of a group in shared memory, or gives ---------
+# --- a rank that is killed or stopped, or aborts ----------------------------------------------------------------------
 
 MEETS_FIRST = ("allocate", "all_reduce in place")
 """All ranks meet before the victim can be where it is to be killed."""

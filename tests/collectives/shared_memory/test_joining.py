@@ -1,4 +1,4 @@
-"""How ranks find out whether they share memory, and what is left when one dies on the way: nothing."""
+"""Joining a group in shared memory: who can map the segment, and what is left behind: nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from raydist.collectives.shared_memory.control import Futex, why_unsupported
 from raydist.core.errors import DeadlineExceededError
 from raydist.utils.shared_segment import Segment
 from tests.collectives.processes import START_S, ProcessTeam
-from tests.collectives.shared_memory.test_faults import EVERYTHING, Rounds
-from tests.collectives.threads import begin_threads, run_sharing
+from tests.collectives.shared_memory.test_faults import Rounds
+from tests.collectives.threads import begin_threads
 from tests.fork_server import fork_server
 
 pytestmark = pytest.mark.timeout(180)
@@ -55,15 +55,6 @@ def declined(outcomes: dict[int, Any]) -> list[str]:
     return [str(outcome) for outcome in outcomes.values()]
 
 
-def test_all_hold_one_segment(store: RendezvousStore) -> None:
-    segments: dict[int, Segment] = {rank: joined[0] for rank, joined in meet(store, 3).items()}
-    assert len({segment.token for segment in segments.values()}) == 1
-    for segment in segments.values():
-        assert all(segment.holds(rank) for rank in range(3) if segments[rank] is not segment)
-    for segment in segments.values():
-        segment.close()
-
-
 def test_no_room_at_rank_0(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -79,13 +70,6 @@ def test_ranks_that_cannot_open_the_segment(store: RendezvousStore, monkeypatch:
     monkeypatch.setattr(Segment, "open", staticmethod(elsewhere))
     reason = "no shared memory: No such file or directory"
     assert declined(meet(store, 3)) == [f"{MUST}rank 1: {reason}; rank 2: {reason}"] * 3
-
-
-def test_a_machine_that_cannot(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    reasons = declined(meet(store, 2))
-    assert "rank 0: it needs Linux on x86-64, and this is linux on aarch64" in reasons[0]
-    assert reasons[0] == reasons[1]
 
 
 def test_a_member_that_fails_on_the_way(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +92,6 @@ def what_is_held() -> set[str]:
     descriptors = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     mappings = Path("/proc/self/maps").read_text().split()
     return {name for name in (*descriptors, *mappings) if "raydist-shm" in name}
-
-
-def test_close_leaves_nothing() -> None:
-    before = what_is_held()
-    assert run_sharing(3, Rounds(0, by_s=0.0)) == [EVERYTHING] * 3
-    assert what_is_held() <= before
 
 
 def number_held(communicator: Communicator) -> int:
