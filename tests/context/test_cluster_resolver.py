@@ -1,12 +1,14 @@
-"""Cluster specifications and resolvers."""
+"""Cluster specifications, resolvers, names of devices."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 import raydist as rd
+from raydist.context.devices import Device, parse_device, parse_devices
 from raydist.core.errors import InvalidArgumentError
 
 CLUSTER = '"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}'
@@ -75,13 +77,6 @@ def test_is_what_it_was_given() -> None:
     assert not rd.ClusterSpec({})
 
 
-def test_what_it_tells_changes_nothing() -> None:
-    spec = rd.ClusterSpec({"worker": ["a:1"]})
-    spec.as_dict()["worker"].append("b:1")
-    spec.job_tasks("worker").append("b:1")
-    assert spec.num_tasks("worker") == 1
-
-
 @pytest.mark.parametrize("given", [None, ["a:1"], {"worker": "a:1"}, {"worker": [1]}, {1: ["a:1"]}, {"worker": None}])
 def test_anything_else_is_an_error(given: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="is a dict of lists of addresses"):
@@ -95,3 +90,46 @@ def test_tasks_that_are_not_there_are_errors() -> None:
     for index in (-1, 1):
         with pytest.raises(InvalidArgumentError, match=rf"one of 0 \.\. 0, got {index}"):
             spec.task_address("worker", index)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("cpu", Device("CPU", 0)),
+        ("CPU:1", Device("CPU", 1)),
+        ("GPU:0", Device("GPU", 0)),
+        ("cuda:1", Device("GPU", 1)),
+        ("/device:GPU:2", Device("GPU", 2)),
+        (torch.device("cuda", 3), Device("GPU", 3)),
+        (torch.device("cpu"), Device("CPU", 0)),
+    ],
+)
+def test_names(name: object, device: Device) -> None:
+    assert parse_device(name) == device
+    assert torch.device(device.torch_name).type == {"CPU": "cpu", "GPU": "cuda"}[device.kind]
+
+
+def test_a_count_takes_gpus_where_there_are_some() -> None:
+    assert parse_devices(2, gpus_on_node=4) == (Device("GPU", 0), Device("GPU", 1))
+    assert parse_devices(2, gpus_on_node=0) == (Device("CPU", 0), Device("CPU", 1))
+
+
+@pytest.mark.parametrize("bad", ["tpu:0", "cpu:x", "", None, 1.5])
+def test_unknown_name(bad: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r'must be named like "cpu".*got '):
+        parse_device(bad)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (0, r"must be >= 1, got 0"),
+        ([], "at least one device"),
+        (["cpu", "CPU:0"], r'must differ, got CPU:0, CPU:0\. Several CPU replicas are "CPU:0", "CPU:1"'),
+        (["cpu", "cuda:0"], r"one kind, got CPU:0, GPU:0"),
+        (["cpu", "npu:0"], r"got 'npu:0'"),
+    ],
+)
+def test_bad_lists(devices: object, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        parse_devices(devices, gpus_on_node=0)

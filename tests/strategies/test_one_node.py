@@ -1,12 +1,59 @@
-"""Where the replicas of a strategy on one node run, and what rules of its own they follow."""
-
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 import raydist as rd
 from raydist.cluster.nodes import Cluster, Node
 from raydist.strategies import one_node
+from raydist.strategies.one_node import choose_devices
+
+CPUS = Node("a", "10.0.0.1", {"CPU": 4.0})
+ONE = Node("b", "10.0.0.2", {"CPU": 8.0, "GPU": 1.0})
+FOUR = Node("c", "10.0.0.3", {"CPU": 16.0, "GPU": 4.0})
+
+
+def chosen(wanted: Any, *nodes: Node, grows: bool = False) -> tuple[str, list[str]]:
+    node, devices = choose_devices(wanted, Cluster(False, nodes), may_grow=lambda: grows)
+    return node.node_id, [str(device) for device in devices]
+
+
+def test_by_default_all_gpus_of_the_node_with_most() -> None:
+    assert chosen(None, CPUS, ONE, FOUR) == ("c", ["GPU:0", "GPU:1", "GPU:2", "GPU:3"])
+    assert chosen(None, CPUS) == ("a", ["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
+    assert chosen(None, Node("d", "10.0.0.4", {})) == ("d", ["CPU:0"])
+
+
+def test_what_is_named_is_taken() -> None:
+    assert chosen(["cuda:1", "GPU:3"], CPUS, FOUR) == ("c", ["GPU:1", "GPU:3"])
+    assert chosen(2, CPUS, FOUR) == ("c", ["GPU:0", "GPU:1"])
+    assert chosen(["CPU:0", "CPU:1"], FOUR) == ("c", ["CPU:0", "CPU:1"])
+    assert chosen(8, CPUS)[1][-1] == "CPU:7"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "message"),
+    [
+        ("cuda:1", (CPUS,), r"GPU:1 was asked for. There is: node 10.0.0.1: 4 CPU, 0 GPU. Name CPUs"),
+        (["GPU:0", "GPU:4"], (CPUS, FOUR), r"GPU:0, GPU:4 were asked for.*10.0.0.3: 16 CPU, 4 GPU. Leave devices out"),
+        (5, (ONE, FOUR), r"5 GPUs were asked for"),
+        (["GPU:0", "CPU:0"], (FOUR,), r"must be of one kind, got GPU:0, CPU:0"),
+        (["GPU:0", "cuda:0"], (FOUR,), r"must differ, got GPU:0, GPU:0"),
+        ("gpu0", (FOUR,), r"must be named like .*got 'gpu0'"),
+        ([], (FOUR,), r"at least one device"),
+    ],
+)
+def test_what_is_not_there_is_told(wanted: Any, nodes: tuple[Node, ...], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        chosen(wanted, *nodes)
+
+
+def test_an_autoscaler_may_bring_gpus() -> None:
+    assert chosen(["GPU:0", "GPU:1"], CPUS, ONE, grows=True) == ("b", ["GPU:0", "GPU:1"])
+    with pytest.raises(rd.InvalidArgumentError, match="must differ"):
+        chosen(["GPU:9", "GPU:9"], CPUS, grows=True)
+
 
 GPUS = Cluster(False, (Node("a", "10.0.0.1", {"CPU": 4.0}), Node("b", "10.0.0.2", {"CPU": 8.0, "GPU": 2.0})))
 

@@ -6,22 +6,30 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import raydist as rd
+from raydist.strategies.tpu import TpuRequest
 from raydist.testing.strategy_contract import check_program
 from raydist.testing.training_program import Program
+from raydist.tpu_slices.shape import SliceShape
 from tests.checkpoints.loops.training import How, check_left_at_a_draw, check_saves_after_draws
 from tests.contracts.exchange_program import check_exchanges
 from tests.xla_world import IS_REAL, TPU_LIMIT_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(TPU_LIMIT_S)]
 
-
+@pytest.mark.ray
+@pytest.mark.timeout(TPU_LIMIT_S)
 def test_one_actor_a_host_has_a_replica_for_each_chip(tpu: rd.TPUStrategy) -> None:
     def where() -> tuple[int, int, str]:
         return os.getpid(), threading.get_ident(), str(rd.get_replica_context().device)
@@ -35,6 +43,8 @@ def test_one_actor_a_host_has_a_replica_for_each_chip(tpu: rd.TPUStrategy) -> No
     assert devices == (("xla:0", "xla:1", "xla:2", "xla:3") if IS_REAL else ("cpu",) * 4)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(TPU_LIMIT_S)
 def test_sums_over_all_chips_are_exact_and_in_the_order_of_ranks(tpu: rd.TPUStrategy) -> None:
     def step() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx = rd.get_replica_context()
@@ -49,6 +59,8 @@ def test_sums_over_all_chips_are_exact_and_in_the_order_of_ranks(tpu: rd.TPUStra
     assert [value.tolist() for value in tpu.local_results(most)] == [[3]] * 4
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(TPU_LIMIT_S)
 @pytest.mark.parametrize("num_rows", [3, 14])
 def test_four_chips_train_what_one_device_does(tpu: rd.TPUStrategy, num_rows: int) -> None:
     program = Program(
@@ -57,17 +69,23 @@ def test_four_chips_train_what_one_device_does(tpu: rd.TPUStrategy, num_rows: in
     check_program(program, tpu)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(TPU_LIMIT_S)
 @pytest.mark.skipif(IS_REAL, reason="each of its programs would be compiled for XLA: not tried")
 def test_gradients_of_chips_are_those_of_one_device(tpu: rd.TPUStrategy) -> None:
     check_exchanges(tpu, 4)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(TPU_LIMIT_S)
 def test_chips_save_after_draws_and_are_left_at_one(tpu: rd.TPUStrategy, tmp_path: Path) -> None:
     how = How(dropout=0.0)  # the chips of a host share the generator of its CPU
     check_saves_after_draws(tpu, tmp_path / "saves", how)
     check_left_at_a_draw(tpu, tmp_path / "left", how)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(TPU_LIMIT_S)
 def test_replicas_that_call_different_collectives_are_told_and_go_on(tpu: rd.TPUStrategy) -> None:
     def step() -> torch.Tensor:
         ctx = rd.get_replica_context()
@@ -79,6 +97,8 @@ def test_replicas_that_call_different_collectives_are_told_and_go_on(tpu: rd.TPU
     test_sums_over_all_chips_are_exact_and_in_the_order_of_ranks(tpu)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(TPU_LIMIT_S)
 def test_a_slice_that_another_strategy_has(tpu: rd.TPUStrategy) -> None:
     late = rd.TPUStrategy("2x2x1", "v4", timeouts=rd.Timeouts(start_s=2))
     with pytest.raises(rd.DeadlineExceededError) as caught, late.scope():
@@ -92,6 +112,8 @@ def test_a_slice_that_another_strategy_has(tpu: rd.TPUStrategy) -> None:
     late.close()
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(TPU_LIMIT_S)
 def test_a_slice_that_is_not_there(tpu_slices: None) -> None:
     with pytest.raises(
         rd.InvalidArgumentError, match=r"v6e any slice|v6e is none of those in the cluster: slice 'slice-"
@@ -102,3 +124,74 @@ def test_a_slice_that_is_not_there(tpu_slices: None) -> None:
     two = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a", "b", "c"]}))
     with pytest.raises(rd.InvalidArgumentError, match="says 3 hosts, but a v5litepod slice 1x1"):
         _ = rd.TPUStrategy("1x1", cluster_resolver=two).worker_devices
+
+
+V4 = SliceShape.of("v4", "2x2x2")
+TWO = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a:1", "b:1"]}), num_accelerators={"TPU": 4})
+
+
+def scaling_config(**said: Any) -> Any:
+    return SimpleNamespace(**{"use_tpu": True, "topology": None, "accelerator_type": None, "num_workers": 2, **said})
+
+
+def test_a_resolver_that_agrees() -> None:
+    assert TpuRequest.of(None, None, TWO).require(V4) is V4
+    assert TpuRequest.of("2x2x2", "v4", rd.SimpleClusterResolver(rd.ClusterSpec({}))).require(V4) is V4
+    config = scaling_config(topology="2X2X2", accelerator_type="TPU-V4")
+    assert TpuRequest.of(None, "v4", config) == TpuRequest("2x2x2", "v4", 2)
+    assert TpuRequest.of(None, None, scaling_config(num_workers=(1, 4))).num_hosts is None
+
+
+def test_a_resolver_that_contradicts_the_slice() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"says 2 hosts, but a v4 slice 2x2x4 \(4 hosts .*\) has 4"):
+        TpuRequest.of("2x2x4", "v4", TWO).require(SliceShape.of("v4", "2x2x4"))
+    eight = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a:1", "b:1"]}), num_accelerators={"TPU": 8})
+    with pytest.raises(rd.InvalidArgumentError, match="says 8 chips on each host, but a v4 slice"):
+        TpuRequest.of(None, None, eight).require(V4)
+
+
+def test_a_scaling_config_that_contradicts_the_arguments() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="topology of the slice is '2x2x2', but .* says '2x2x4'"):
+        rd.TPUStrategy("2x2x2", "v4", scaling_config(topology="2x2x4"))
+    with pytest.raises(rd.InvalidArgumentError, match="version of the slice is 'v4', but .* says 'v6e'"):
+        rd.TPUStrategy(None, "v4", scaling_config(accelerator_type="TPU-V6E"))
+
+
+@pytest.mark.parametrize("resolver", ["grpc://10.0.0.1", scaling_config(use_tpu=False), 2])
+def test_what_is_no_resolver(resolver: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="must be an rd.ClusterResolver, or a ray.train.ScalingConfig"):
+        rd.TPUStrategy(cluster_resolver=resolver)
+
+
+def train(strategy: rd.Strategy, step: Callable[[], int]) -> None:
+    for _ in range(50):
+        strategy.local_results(strategy.run(step))
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(TPU_LIMIT_S)
+@pytest.mark.skipif(IS_REAL, reason="XLA's CPU devices are one host's, in one process")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_host_that_is_gone_is_an_error_within_the_limits(tpu_slices: None, how: signal.Signals) -> None:
+    limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
+    strategy = rd.TPUStrategy(accelerator_version="v4", timeouts=limits)
+    try:
+        with strategy.scope():
+            model = nn.Linear(1, 1)
+
+        def step() -> int:
+            model(torch.ones(1, 1, device=rd.get_replica_context().device)).sum().backward()
+            return os.getpid()
+
+        *_, target = strategy.local_results(strategy.run(step))
+        os.kill(target, how)
+        start = time.monotonic()
+        try:
+            with pytest.raises((rd.UnavailableError, rd.DeadlineExceededError), match=r"replica|rank"):
+                train(strategy, step)
+            assert time.monotonic() - start < 30
+        finally:
+            if how is signal.SIGSTOP:
+                os.kill(target, signal.SIGCONT)
+    finally:
+        strategy._abort(fetch=False)

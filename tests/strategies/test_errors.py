@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 import signal
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
+import torchmetrics
 from torch import nn
 
 import raydist as rd
 from tests.odd_errors import Departure, Mute
 from tests.strategies.replica_rows import rows
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
-
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_a_batch_of_more_replicas_loses_no_rows_in_silence(two: rd.MirroredStrategy) -> None:
     of_three = rd.PerReplica([torch.ones(1)] * 3)
     with pytest.raises(rd.InvalidArgumentError, match="each of the 2 replicas, got one with 3"):
@@ -27,6 +30,8 @@ def test_a_batch_of_more_replicas_loses_no_rows_in_silence(two: rd.MirroredStrat
     assert two.gather(two.run(lambda x: x, args=(rows(two, [[1.0], [2.0]]),)), 0).tolist() == [1.0, 2.0]
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1)
@@ -46,6 +51,8 @@ def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.Mirro
         assert values[0] == values[1]
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_a_step_that_moves_the_model_is_told_so_and_the_model_stays(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1, bias=False)
@@ -62,6 +69,8 @@ def test_a_step_that_moves_the_model_is_told_so_and_the_model_stays(two: rd.Mirr
     )
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_a_model_that_the_program_moves_is_named_with_its_way_back(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1)
@@ -92,6 +101,8 @@ def wrap_model() -> bool:
     return nn.parallel.DistributedDataParallel(nn.Linear(1, 1)).training
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("step", "kind", "message"),
     [
@@ -112,6 +123,8 @@ def test_what_a_step_must_not_call_says_what_to_call(
     assert two.run(lambda: 1).values == (1, 1)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_parameters_that_one_replica_puts_into_other_places_are_named(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -130,6 +143,8 @@ def test_parameters_that_one_replica_puts_into_other_places_are_named(two: rd.Mi
     assert two.run(step, args=(False,), options=checked).values == (True, True)  # all have those of the first again
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Mute, (1, 2))])
 def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
     two: rd.MirroredStrategy, kind: type[BaseException], args: tuple[Any, ...]
@@ -147,6 +162,8 @@ def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
     assert two.run(step, args=(False,)).values == (1, 1)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_an_old_error_read_late_harms_nothing(two: rd.MirroredStrategy) -> None:
     def step(fail: torch.Tensor) -> int:
         assert not fail, "asked to fail"
@@ -160,6 +177,8 @@ def test_an_old_error_read_late_harms_nothing(two: rd.MirroredStrategy) -> None:
         assert two.run(lambda: rd.get_replica_context().all_reduce("SUM", 1.0).item()).values == (2.0, 2.0)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", [1, 300_000])  # of results that come by the channel, and by Ray
 @pytest.mark.parametrize("odd", ["all", "one"])
 def test_another_nest_than_before_is_told_where_it_is_passed_on_unread(
@@ -176,6 +195,8 @@ def test_another_nest_than_before_is_told_where_it_is_passed_on_unread(
         two.local_results(two.run(torch.sum, args=(changed["a"],)))
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("runs_before", [False, True])
 def test_a_step_method_that_replicas_would_not_run_is_told(two: rd.MirroredStrategy, runs_before: bool) -> None:
     with two.scope():
@@ -195,6 +216,8 @@ def test_a_step_method_that_replicas_would_not_run_is_told(two: rd.MirroredStrat
     two.run(step)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_what_cannot_be_pickled_is_named(two: rd.MirroredStrategy) -> None:
     lock = threading.Lock()
 
@@ -207,6 +230,8 @@ def test_what_cannot_be_pickled_is_named(two: rd.MirroredStrategy) -> None:
         two.run(lambda: threading.Lock())
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_an_error_is_told_once(ray_cluster: None) -> None:
     strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
     with strategy, pytest.raises(ZeroDivisionError):
@@ -214,6 +239,8 @@ def test_an_error_is_told_once(ray_cluster: None) -> None:
     assert strategy._closed
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("fn", "args", "message"),
     [
@@ -231,11 +258,15 @@ def test_bad_calls(two: rd.MirroredStrategy, kind: str, fn: Any, args: Any, mess
         strategy.run(fn, args=args)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_a_dataset_function_must_give_a_dataset(two: rd.MirroredStrategy) -> None:
     with pytest.raises(rd.SpecError, match="raydist.Dataset or a torch DataLoader must be given, got list"):
         two.distribute_datasets_from_function(lambda ctx: [1])  # type: ignore[arg-type, return-value]
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_what_was_made_outside_of_the_scope_is_named(two: rd.MirroredStrategy) -> None:
     outside = nn.Linear(1, 1)
     foreign = torch.optim.SGD(outside.parameters(), lr=0.1)
@@ -247,6 +278,8 @@ def test_what_was_made_outside_of_the_scope_is_named(two: rd.MirroredStrategy) -
         two.run(lambda: foreign.step())
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_a_variable_of_another_strategy_is_named(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1)
@@ -261,10 +294,14 @@ def test_a_variable_of_another_strategy_is_named(two: rd.MirroredStrategy) -> No
         other.run(step)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 def test_sigterm_ends_replicas_at_once(two: rd.MirroredStrategy) -> None:
     assert two.run(lambda: signal.getsignal(signal.SIGTERM) == signal.SIG_DFL).values == (True, True)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "meet",
     [
@@ -293,3 +330,101 @@ def test_an_error_that_was_caught_is_not_raised_again(two: rd.MirroredStrategy, 
     assert group is not None
     group.wait_to_close()  # what closing waits for
     assert two.run(lambda: 1).values == (1, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("failing", [0, 1])
+def test_statistics_and_metrics_after_a_failed_step(two: rd.MirroredStrategy, failing: int) -> None:
+    with two.scope():
+        norm = nn.BatchNorm1d(1, momentum=0.5, affine=False)
+        metrics: Any = torchmetrics.MetricCollection(
+            [torchmetrics.SumMetric(), torchmetrics.MeanMetric(), torchmetrics.MaxMetric(), torchmetrics.CatMetric()]
+        )
+
+    def step(batch: torch.Tensor, fails: bool) -> torch.Tensor:
+        if fails and rd.get_replica_context().replica_id_in_sync_group == failing:
+            raise ZeroDivisionError("on purpose")
+        if not fails:
+            norm(batch)
+            metrics.update(batch.flatten())
+        return batch.sum()
+
+    def seen() -> tuple[float, dict[str, Any]]:
+        assert norm.running_mean is not None
+        found = {name: value.sort().values.tolist() for name, value in metrics.compute().items()}
+        return norm.running_mean.item(), found
+
+    rows = np.arange(4.0, dtype=np.float32).reshape(4, 1)
+    (batch,) = two.distribute_dataset(rd.Dataset.from_tensor_slices(rows).batch(4))
+    two.run(step, args=(batch, False))
+    expected: dict[str, Any] = {
+        "SumMetric": 6.0,
+        "MeanMetric": 1.5,
+        "MaxMetric": 3.0,
+        "CatMetric": [0.0, 1.0, 2.0, 3.0],
+    }
+    assert seen() == (0.75, expected)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="on purpose"):
+            two.local_results(two.run(step, args=(batch, True)))
+        assert seen() == (0.75, expected)
+    two.run(step, args=(batch, False))
+    twice = {"SumMetric": 12.0, "MeanMetric": 1.5, "MaxMetric": 3.0, "CatMetric": sorted(expected["CatMetric"] * 2)}
+    assert seen() == (0.75 / 2 + 0.75, twice)
+
+
+@pytest.mark.ray
+def test_rows_that_a_replica_stood_in_for_are_not_counted_by_a_failed_step(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        total = torchmetrics.SumMetric()
+        norm = nn.BatchNorm1d(1, momentum=0.5, affine=False)
+
+    def step(batch: torch.Tensor, fails: bool) -> torch.Tensor:
+        if fails and rd.get_replica_context().num_rows:
+            raise ZeroDivisionError("on purpose")
+        total.update(batch)
+        norm(batch)
+        return batch.sum()
+
+    whole, rest = two.distribute_dataset(
+        rd.Dataset.from_tensor_slices(np.arange(5.0, dtype=np.float32).reshape(5, 1)).batch(4)
+    )
+    two.run(step, args=(whole, False))
+    assert norm.running_mean is not None
+    assert (total.compute().item(), norm.running_mean.item()) == (6.0, 0.75)
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        two.local_results(two.run(step, args=(rest, True)))
+    assert (total.compute().item(), norm.running_mean.item()) == (6.0, 0.75)
+
+
+@pytest.mark.ray
+def test_a_step_that_appends_to_a_captured_list_is_warned_of_once(two: rd.MirroredStrategy) -> None:
+    losses: list[float] = []
+
+    def step(value: float) -> torch.Tensor:
+        losses.append(value)
+        return torch.tensor(value)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            two.local_results(two.run(step, args=(1.0,)))
+    assert losses == []
+    (warning,) = caught
+    assert "'step'" in str(warning.message)
+    assert "changed losses: the program's own stays as it is" in str(warning.message)
+
+
+@pytest.mark.ray
+def test_a_method_that_counts_is_warned_of_when_its_results_are_not_read(two: rd.MirroredStrategy) -> None:
+    class Trainer:
+        count = 0
+
+        def step(self) -> None:
+            self.count += 1
+
+    trainer = Trainer()
+    two.run(trainer.step)
+    with pytest.warns(UserWarning, match=r"'step' .* changed self.count"):
+        two.local_results(two.run(lambda: 1))
+    assert trainer.count == 0

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import raydist as rd
-
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+from tests.real_data import real_file
 
 ROWS, BATCH = 22, 5  # the last batch leaves one of three replicas without rows
 Make = Callable[[], Any]
@@ -94,6 +100,8 @@ def two_ways() -> tuple[TwoWays, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.3)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(180)
 def test_layers_that_only_unsynchronised_micro_batches_use(strategy: rd.Strategy) -> None:
     """Gradients of a backward pass under `no_sync` were never exchanged if the last pass used other layers."""
 
@@ -109,6 +117,8 @@ def test_layers_that_only_unsynchronised_micro_batches_use(strategy: rd.Strategy
     check(strategy, two_ways, train)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(180)
 def test_layers_that_one_replica_or_no_replica_uses(strategy: rd.Strategy) -> None:
     """A parameter without a gradient was given zeros, so that weight decay moved it; or the step hung."""
 
@@ -121,6 +131,8 @@ def test_layers_that_one_replica_or_no_replica_uses(strategy: rd.Strategy) -> No
     check(strategy, two_ways, train)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(180)
 def test_requires_grad_is_toggled_in_the_step(strategy: rd.Strategy) -> None:
     """The two networks of a GAN, of which the step freezes one after the other."""
 
@@ -144,6 +156,8 @@ def test_requires_grad_is_toggled_in_the_step(strategy: rd.Strategy) -> None:
     check(strategy, make, train)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(180)
 def test_averaged_weights_of_spectrally_normalised_layers(strategy: rd.Strategy) -> None:
     """The vectors of the power iteration are buffers: those of each rank drifted, and their average with them."""
 
@@ -164,6 +178,8 @@ def test_averaged_weights_of_spectrally_normalised_layers(strategy: rd.Strategy)
     check(strategy, make, train)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(180)
 def test_an_infinite_loss_of_one_replica_with_a_scaler(strategy: rd.Strategy) -> None:
     """`GradScaler` skipped the step on the rank alone whose rows overflowed, and counted on with another scale."""
     x, y = arrays()
@@ -186,6 +202,8 @@ def test_an_infinite_loss_of_one_replica_with_a_scaler(strategy: rd.Strategy) ->
     assert check(strategy, make, train, (x, y))[2].get_scale() == 16.0  # halved at the second batch, doubled since
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["of inputs", "of parameters"])
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_penalties_of_gradients(strategy: rd.Strategy, kind: str) -> None:
@@ -211,6 +229,8 @@ def test_penalties_of_gradients(strategy: rd.Strategy, kind: str) -> None:
     check(strategy, make, train)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(180)
 def test_negatives_of_all_replicas(strategy: rd.Strategy) -> None:
     """A contrastive loss whose ranks saw their own rows alone, or got no gradients through those of others."""
 
@@ -233,6 +253,8 @@ def test_negatives_of_all_replicas(strategy: rd.Strategy) -> None:
     check(strategy, make, train)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(180)
 def test_a_decision_about_the_loss_of_all_rows(strategy: rd.Strategy) -> None:
     """Each rank left out the batches in which its own rows had a spike, and waited for the others."""
     x, y = arrays()
@@ -251,3 +273,69 @@ def test_a_decision_about_the_loss_of_all_rows(strategy: rd.Strategy) -> None:
         return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
     check(strategy, make, train, (x, y))
+
+
+ROOT = Path(__file__).parent.parent.parent
+BATCH_SIZE = 128
+NUM_TRAIN = 8000
+
+
+def small_network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(576, 10),
+    ).double()
+
+
+def to_inputs(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    return images[:, None] / 255.0, labels.astype(np.int64)
+
+
+def losses_of_an_epoch(strategy: rd.Strategy, images: Any, labels: Any) -> list[float]:
+    """The loss of every step, over all its rows."""
+    torch.manual_seed(0)
+    with strategy.scope():
+        model = small_network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+
+    def train_step(batch: Any) -> tuple[torch.Tensor, int]:
+        x, y = batch
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss * len(y), len(y)
+
+    rows = rd.Dataset.from_tensor_slices((images[:NUM_TRAIN], labels[:NUM_TRAIN]))
+    batches = strategy.distribute_dataset(rows.shuffle(NUM_TRAIN, seed=1).batch(BATCH_SIZE).map(to_inputs))
+    results = [strategy.run(train_step, args=(batch,)) for batch in batches]
+    sums = [(strategy.reduce("SUM", loss), strategy.reduce("SUM", count)) for loss, count in results]
+    return [float(loss / count) for loss, count in sums]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(240)
+def test_every_step_has_the_loss_of_one_replica(two: rd.MirroredStrategy) -> None:
+    data = np.load(real_file("mnist10k.npz"))
+    losses = losses_of_an_epoch(two, data["images"], data["labels"])
+    expected = losses_of_an_epoch(rd.OneDeviceStrategy("cpu"), data["images"], data["labels"])
+    assert len(losses) == -(-NUM_TRAIN // BATCH_SIZE)
+    assert losses[-1] < losses[0] / 3
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_two_replicas_learn_to_read_digits() -> None:
+    flags = ["--strategy", "mirrored", "--replicas", "2", "--epochs", "3", "--data", str(real_file("mnist10k.npz"))]
+    command = [sys.executable, str(ROOT / "examples" / "digits_fit.py"), *flags]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = re.findall(r"^test accuracy: (\d\.\d+)$", done.stdout, flags=re.MULTILINE)
+    assert float(accuracy) >= 0.96

@@ -1,0 +1,329 @@
+"""Globals that the driver changes between runs reach the replicas, as on one device (I1)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, nn
+
+import raydist as rd
+
+SCALE = 1.0
+TABLE = {"offset": 0.0}
+
+
+def scaled(value: float) -> float:
+    return value * SCALE
+
+
+def read(strategy: rd.Strategy, step: Any) -> float:
+    first, second = strategy.local_results(strategy.run(step))
+    assert first == second
+    return float(first)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_globals_of_a_step_and_of_its_helper(two: rd.MirroredStrategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    with two.scope():
+        weight = torch.nn.Parameter(torch.tensor(2.0))
+
+    def step() -> float:
+        return scaled(weight.item()) + SCALE + TABLE["offset"]
+
+    def helper(value: float) -> float:
+        return scaled(value)
+
+    def enclosing(factor: float = 1.0) -> float:
+        return helper(weight.item()) * factor
+
+    assert (read(two, step), read(two, enclosing)) == (3.0, 2.0)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    assert (read(two, step), read(two, enclosing)) == (9.0, 6.0)
+    monkeypatch.setitem(TABLE, "offset", 1.0)
+    assert read(two, step) == 10.0
+    enclosing.__defaults__ = (2.0,)
+    assert read(two, enclosing) == 12.0
+
+
+MODULE = """
+import threading
+SCALE = 1.0
+COUNT = 0
+LOCK = threading.Lock()
+
+def scaled(value):
+    return value * SCALE
+
+def twice_removed(value):
+    return scaled(value)
+
+def bump():
+    global COUNT
+    with LOCK:
+        COUNT += 1
+
+def current():
+    return COUNT
+"""
+
+PROGRAM = """
+import raydist as rd
+import torch
+import helpers
+
+SCALE = 1.0
+
+def scaled(value):
+    return value * SCALE
+
+def step():
+    return scaled(weight.item()), helpers.twice_removed(weight.item()), removed(weight.item())
+
+def count():
+    helpers.bump()
+    return helpers.current()
+
+if __name__ == "__main__":
+    from helpers import twice_removed as removed
+    helpers.SCALE = 2.0  # before the first run
+    with rd.MirroredStrategy(2) as strategy:
+        with strategy.scope():
+            weight = torch.nn.Parameter(torch.tensor(2.0))
+        print(strategy.local_results(strategy.run(step))[1])
+        SCALE = helpers.SCALE = 3.0
+        print(strategy.local_results(strategy.run(step))[1])
+        strategy.run(count)
+        print(strategy.local_results(strategy.run(count))[1])
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_globals_of_the_program_and_of_a_module_beside_it(tmp_path: Any) -> None:
+    (tmp_path / "helpers.py").write_text(MODULE)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.splitlines() == ["(2.0, 4.0, 4.0)", "(6.0, 6.0, 6.0)", "2"], done.stderr
+
+
+def trained(strategy: rd.Strategy) -> list[Any]:
+    """Weights after steps in float32 and float64."""
+    with strategy.scope():
+        torch.manual_seed(3)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x.to(model.weight.dtype)).square().mean().backward()
+        optimizer.step()
+
+    x = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+    found = []
+    for change in (lambda: None, model.double, lambda: None, model.float):
+        change()
+        strategy.run(step, args=(x,))
+        found.append((model.weight.dtype, model.weight.detach().tolist()))
+    return found
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_a_model_is_cast_between_steps(two: rd.MirroredStrategy) -> None:
+    for (dtype, weight), (expected, alone) in zip(trained(two), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert dtype is expected
+        assert torch.allclose(torch.tensor(weight), torch.tensor(alone), atol=1e-6)
+
+
+ROWS = 7
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def batches() -> rd.Dataset:
+    values = np.random.default_rng(0).normal(size=(3 * ROWS + 1, 4))
+    return rd.Dataset.from_tensor_slices(values).batch(ROWS)
+
+
+def loss_of(net: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(net(batch[:, :3]), batch[:, 3:])
+
+
+def step_in_backward(net: nn.Module) -> dict[Any, torch.optim.Optimizer]:
+    """An optimizer a parameter, stepped as soon as its gradient is there."""
+    optimizers: dict[Any, torch.optim.Optimizer] = {
+        parameter: torch.optim.Adam([parameter], lr=0.1) for parameter in net.parameters()
+    }
+
+    def step(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+        parameter.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
+    return optimizers
+
+
+def trained_alone() -> nn.Module:
+    net = model()
+    optimizers = step_in_backward(net)
+    for number, batch in enumerate(batches()):
+        loss_of(net, batch).backward()
+        for optimizer in optimizers.values():
+            optimizer.param_groups[0]["lr"] = 0.1 / (number + 2)
+    return net
+
+
+@pytest.mark.ray
+def test_an_optimizer_stepped_in_backward_trains_as_one_process_does(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        net = model()
+        optimizers = step_in_backward(net)
+
+    def train_step(batch: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(net, batch)
+        loss.backward()
+        return loss
+
+    for number, batch in enumerate(two.distribute_dataset(batches())):
+        two.run(train_step, args=(batch,))
+        for optimizer in optimizers.values():
+            optimizer.param_groups[0]["lr"] = 0.1 / (number + 2)
+    for parameter, expected in zip(net.parameters(), trained_alone().parameters(), strict=True):
+        torch.testing.assert_close(parameter.detach(), expected.detach(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.ray
+def test_hooks_registered_later_or_in_a_step_run_until_they_are_removed(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def gradient(x: torch.Tensor) -> torch.Tensor | None:
+        weight.grad = None
+        (weight * x).mean().backward()
+        return weight.grad
+
+    def inside(x: torch.Tensor) -> torch.Tensor | None:
+        handle = weight.register_hook(lambda gradient: gradient**2)
+        found = gradient(x)
+        handle.remove()
+        return found
+
+    (batch,) = two.distribute_dataset(rd.Dataset.from_tensor_slices(np.array([1.0, 2.0, 6.0])).batch(3))
+    assert [found.item() for found in two.run(gradient, args=(batch,)).values] == [3.0, 3.0]
+    assert [found.item() for found in two.run(inside, args=(batch,)).values] == [9.0, 9.0]
+    handle = weight.register_hook(lambda gradient: gradient * 10)
+    assert [found.item() for found in two.run(gradient, args=(batch,)).values] == [30.0, 30.0]
+    handle.remove()
+    assert [found.item() for found in two.run(gradient, args=(batch,)).values] == [3.0, 3.0]
+
+
+GROUPS = 5  # what a process has more after as many, but not one for each, is Ray's
+
+
+def is_open() -> bool:
+    return distributed.is_initialized()
+
+
+def close_group() -> bool:
+    """Who reads what this gives waits for both: who leaves early tears the other's connection."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    return not is_open()
+
+
+def sum_of_ranks() -> float:
+    total = torch.tensor(float(rd.get_replica_context().replica_id_in_sync_group + 1))
+    distributed.all_reduce(total)
+    return total.item()
+
+
+def extent() -> tuple[int, int]:
+    """Threads and descriptors of the process."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def opens(two: rd.MirroredStrategy, tmp_path: Path) -> Iterator[Callable[..., bool]]:
+    """A step that opens the group."""
+
+    def open_group(number: int = 0) -> bool:
+        context = rd.get_replica_context()
+        rank, size = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        path = f"file://{tmp_path}/store-{number}"  # each has a new one: who is late to leave deletes the file
+        distributed.init_process_group("gloo", init_method=path, rank=rank, world_size=size)
+        return is_open()
+
+    yield open_group
+    assert two.run(close_group).values == (True, True)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_it_lasts_from_step_to_step_beside_the_collectives_of_replicas(
+    two: rd.MirroredStrategy, opens: Callable[..., bool]
+) -> None:
+    with two.scope():
+        weight = nn.Parameter(torch.zeros(()))
+
+    def both() -> tuple[float, float, float]:
+        context = rd.get_replica_context()
+        weight.grad = None
+        (weight * (context.replica_id_in_sync_group + 1)).backward()
+        assert weight.grad is not None
+        return sum_of_ranks(), float(context.all_reduce("SUM", 5.0)), weight.grad.item()
+
+    assert two.run(opens).values == (True, True)
+    for _ in range(2):
+        assert [each.values for each in two.run(both)] == [(3.0, 3.0), (10.0, 10.0), (1.5, 1.5)]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_it_outlives_a_step_that_fails(two: rd.MirroredStrategy, opens: Callable[..., bool]) -> None:
+    def fail() -> int:
+        context = rd.get_replica_context()
+        if context.replica_id_in_sync_group == 1:
+            raise KeyError("on purpose")
+        return int(context.all_reduce("SUM", 1))
+
+    assert two.run(opens).values == (True, True)
+    with pytest.raises(KeyError, match="on purpose"):
+        two.local_results(two.run(fail))
+    assert two.run(sum_of_ranks).values == (3.0, 3.0)
+    assert two.run(lambda: float(rd.get_replica_context().all_reduce("SUM", 1.0))).values == (2.0, 2.0)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_nothing_of_it_is_left_once_a_step_has_closed_it(two: rd.MirroredStrategy, opens: Callable[..., bool]) -> None:
+    def extents() -> list[int]:
+        return [number for counts in two.run(extent) for number in counts.values]
+
+    assert two.run(opens).values == (True, True)  # torch starts some threads that it keeps
+    assert two.run(close_group).values == (True, True)
+    before = extents()
+    for number in range(1, GROUPS + 1):
+        assert two.run(opens, args=(number,)).values == (True, True)
+        assert two.run(sum_of_ranks).values == (3.0, 3.0)
+        assert two.run(close_group).values == (True, True)
+    deadline = time.monotonic() + 10
+    while any(now >= then + GROUPS for now, then in zip(extents(), before, strict=True)):
+        assert time.monotonic() < deadline, (before, extents())
+        time.sleep(0.1)

@@ -1,0 +1,283 @@
+"""Learning rates, and the callbacks that change them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics import MeanSquaredError
+from torchmetrics.classification import MulticlassAccuracy
+
+import raydist as rd
+from raydist.training.callbacks.learning_rates import change_rates, rates_of
+from raydist.training.callbacks.monitor import Monitor
+from tests.training.callbacks.scripted import history_of
+from tests.training.toys import Recorder, column, compiled, line, regression, small_net, weights_of
+
+
+def optimizer(*rates: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in rates], lr=1.0)
+
+
+def test_each_group_has_a_rate_of_its_own() -> None:
+    both = optimizer(0.5, 0.25)
+    assert change_rates(both, lambda rate: rate / 2)
+    assert rates_of(both) == [0.25, 0.125]
+    assert not change_rates(both, lambda rate: rate)
+
+
+def test_a_rate_in_a_tensor_stays_one() -> None:
+    one = optimizer(torch.tensor(0.5))
+    change_rates(one, lambda rate: torch.tensor(2 * rate))
+    assert torch.equal(one.param_groups[0]["lr"], torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("rate", [None, "0.1", True])
+def test_a_rate_must_be_a_number(rate: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="A learning rate must be a number, got"):
+        change_rates(optimizer(0.5), lambda _: rate)
+
+
+def test_the_schedule_sets_the_rate_of_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = rd.LearningRateScheduler(lambda epoch, rate: rate if epoch < 1 else rate / 4, verbose=1)
+    assert history_of([0.0] * 3, schedule)["learning_rate"] == [1.0, 0.25, 0.0625]
+    assert capsys.readouterr().out.splitlines()[1] == "Epoch 2: LearningRateScheduler setting learning rate to 0.25."
+
+
+def test_the_schedule_must_be_a_function() -> None:
+    schedule: Any = 0.1
+    with pytest.raises(rd.InvalidArgumentError, match="schedule must be a function of epoch and rate, got 0.1"):
+        rd.LearningRateScheduler(schedule)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "expected"),
+    [
+        ([3.0, 2.0, 2.0, 2.0, 1.0], {"patience": 1}, [1, 1, 1, 0.5, 0.25]),
+        ([3.0, 2.0, 2.0, 2.0, 1.0], {"patience": 2}, [1, 1, 1, 1, 0.5]),
+        ([3.0, 3.0, 3.0, 3.0, 3.0], {"patience": 1, "cooldown": 1}, [1, 1, 0.5, 0.25, 0.125]),
+        ([3.0, 3.0, 3.0, 3.0, 3.0], {"patience": 1, "cooldown": 2}, [1, 1, 0.5, 0.5, 0.25]),
+        ([3.0, 3.0, 3.0, 3.0, 3.0], {"patience": 1, "min_lr": 0.4}, [1, 1, 0.5, 0.4, 0.4]),
+        ([1.0, 2.0, 3.0, 3.0, 3.0], {"patience": 1, "mode": "max"}, [1, 1, 1, 1, 0.5]),
+        ([3.0, 2.9, 2.8, 2.7, 2.6], {"patience": 1, "min_delta": 0.15}, [1, 1, 0.5, 0.5, 0.25]),
+    ],
+)
+def test_rates(values: list[float], settings: dict[str, Any], expected: list[float]) -> None:
+    reduce = rd.ReduceLROnPlateau("score", factor=0.5, **settings)
+    assert history_of(values, reduce)["learning_rate"] == expected
+
+
+def test_it_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    history_of([1.0, 2.0], rd.ReduceLROnPlateau("score", patience=1, verbose=1))
+    assert capsys.readouterr().out == "Epoch 2: ReduceLROnPlateau reducing learning rate to 0.1.\n"
+
+
+def test_a_missing_value_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"ReduceLROnPlateau monitors 'val_loss', which is not among the logs \['lea"):
+        history_of([1.0], rd.ReduceLROnPlateau())
+
+
+def test_its_state_goes_on() -> None:
+    first, second = (rd.ReduceLROnPlateau("score", patience=2, cooldown=3) for _ in range(2))
+    history_of([1.0, 2.0], first)
+    second.load_state_dict(first.state_dict())
+    assert (second.wait, second.cooldown_counter, second.state_dict()["best"]) == (1, 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"factor": 1.0}, "factor must be"), ({"cooldown": -1}, "must be >= 0"), ({"mode": "up"}, "mode must be")],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.ReduceLROnPlateau(**settings)
+
+
+class Script(rd.Callback):
+    """Puts the next value of a list into the logs, and the epoch into a weight of the module."""
+
+    def __init__(self, values: list[float]) -> None:
+        self._values = values
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        logs["score"] = self._values[epoch]
+        with torch.no_grad():
+            next(self.model.parameters()).fill_(float(epoch))
+
+
+def epochs_run(values: list[float], **settings: Any) -> tuple[int, float]:
+    """How many epochs were run, and the epoch whose weights the module has in the end."""
+    net = small_net()
+    stopping = rd.EarlyStopping("score", **settings)
+    callbacks = [Script(values), stopping]
+    history = compiled(net).fit(regression(4, 4), epochs=len(values), callbacks=callbacks, verbose=False)
+    return len(history.epoch), weights_of(net)[0][0, 0].item()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 3),
+        ({"patience": 2}, 4),
+        ({"mode": "max"}, 2),
+        ({"min_delta": 1.5}, 2),
+        ({"patience": 9}, 5),
+    ],
+)
+def test_stops_after_patience_epochs_without_improvement(settings: dict[str, Any], expected: int) -> None:
+    assert epochs_run([5.0, 4.0, 4.5, 4.0, 6.0], **settings)[0] == expected
+
+
+def test_weights_that_state_dict_lacks_cannot_be_restored() -> None:
+    model = rd.Model(torch.nn.ModuleDict({"words": rd.ShardedEmbedding(10, 2)}))
+    for restores in (True, False):
+        stopping = rd.EarlyStopping("loss", restore_best_weights=restores)
+        stopping.set_model(model)
+        told = pytest.raises(rd.InvalidArgumentError, match="the module has 'words'. Leave it out")
+        with told if restores else contextlib.nullcontext():
+            stopping.on_train_begin({})
+
+
+def test_restores_the_best_weights() -> None:
+    values = [5.0, 4.0, 4.5, 4.6, 6.0]
+    assert epochs_run(values, patience=2, restore_best_weights=True) == (4, 1.0)
+    assert epochs_run(values, patience=2) == (4, 3.0)
+
+
+def test_nan_is_never_an_improvement() -> None:
+    assert epochs_run([float("nan"), float("nan"), 1.0], patience=2)[0] == 2
+    assert epochs_run([float("nan"), float("nan"), 1.0], patience=0)[0] == 2  # not after the first, as Keras
+
+
+def test_a_missing_value_is_a_warning_of_early_stopping() -> None:
+    with pytest.warns(UserWarning, match=r"monitors 'val_loss', which is not among the logs \['loss'\]"):
+        compiled(small_net()).fit(regression(4, 4), callbacks=[rd.EarlyStopping()], verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"mode": "up"}, "mode must be"), ({"patience": -1}, "must be >= 0"), ({"min_delta": -1}, ">= 0")],
+)
+def test_bad_settings_of_early_stopping(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.EarlyStopping(**settings)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "expected"),
+    [
+        ([5.0, 4.0, 3.0, 2.0], {"baseline": 1.0, "patience": 2}, 4),  # better and better, never good
+        ([5.0, 5.0, 3.0, 2.0], {"baseline": 1.0, "patience": 2}, 2),
+        ([5.0, 0.5, 0.6, 0.7], {"baseline": 1.0, "patience": 2}, 4),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], {"start_from_epoch": 2}, 4),
+    ],
+)
+def test_baseline_and_first_epoch(values: list[float], settings: dict[str, Any], expected: int) -> None:
+    assert epochs_run(values, **settings)[0] == expected
+
+
+def test_it_says_what_it_does_of_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
+    epochs_run([1.0, 2.0, 3.0], verbose=1, restore_best_weights=True)
+    assert capsys.readouterr().out == (
+        "Epoch 2: early stopping\nRestoring module state from the end of the best epoch: 1.\n"
+    )
+
+
+def test_its_state_goes_on_of_early_stopping() -> None:
+    first, second = (rd.EarlyStopping("score", patience=2, restore_best_weights=True) for _ in range(2))
+    first.set_model(compiled(small_net()))
+    first.on_epoch_end(0, {"score": 1.0})
+    first.on_epoch_end(1, {"score": 2.0})
+    second.load_state_dict(first.state_dict())
+    assert (second.wait, second.best, second.best_epoch) == (1, 1.0, 0)
+    net = small_net()
+    model = compiled(net)
+    second.set_model(model)
+    with torch.no_grad():
+        next(net.parameters()).fill_(9.0)
+    second.on_epoch_end(2, {"score": 3.0})
+    assert model.stop_training
+    second.on_train_end({})
+    assert not bool((next(net.parameters()) == 9.0).any())
+
+
+def data() -> rd.Dataset:
+    return rd.Dataset.from_tensor_slices((column([1.0, np.inf, 1.0]), column([0.0, 0.0, 0.0]))).batch(1)
+
+
+def test_it_ends_in_order_after_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = Recorder()
+    compiled(line(1.0)).fit(data(), epochs=2, callbacks=[rd.TerminateOnNaN(), seen], verbose=False)
+    assert seen.calls[-3:] == ["batch_end 1", "epoch_end 0", "train_end"]
+    assert capsys.readouterr().out == "Batch 1: Invalid loss, terminating training\n"
+
+
+def test_or_it_raises() -> None:
+    with pytest.raises(rd.FailedPreconditionError, match="The loss must be a finite number, got inf after batch 1"):
+        compiled(line(1.0)).fit(data(), callbacks=[rd.TerminateOnNaN(raise_error=True)], verbose=False)
+
+
+class Undecided(MeanSquaredError):
+    higher_is_better: Any = None
+
+
+METRICS: dict[str, Any] = {"accuracy": MulticlassAccuracy(3), "error": MeanSquaredError(), "odd": Undecided()}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("loss", "min"),
+        ("val_loss", "min"),
+        ("val_accuracy", "max"),
+        ("accuracy", "max"),
+        ("error", "min"),
+        ("x", "min"),
+    ],
+)
+def test_auto_asks_the_metric(name: str, expected: str) -> None:
+    assert Monitor(name).direction(lambda: METRICS) == expected
+
+
+def test_a_metric_that_does_not_say_must_be_decided() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"which direction of 'val_odd' is better.*Give mode="):
+        Monitor("val_odd", owner="EarlyStopping").improves(1.0, lambda: METRICS, 2.0)
+    assert Monitor("val_odd", "max").direction(lambda: METRICS) == "max"
+
+
+@pytest.mark.parametrize(
+    ("mode", "delta", "value", "expected"),
+    [
+        ("min", 0.0, 0.9, True),
+        ("min", 0.0, 1.0, False),
+        ("min", 0.2, 0.9, False),
+        ("max", 0.0, 1.1, True),
+        ("max", 0.2, 1.1, False),
+        ("max", 0.0, float("nan"), False),
+        ("min", 0.0, float("nan"), False),
+    ],
+)
+def test_better_is_better_by_more_than_min_delta(mode: Any, delta: float, value: float, expected: bool) -> None:
+    monitor = Monitor("loss", mode, delta)
+    assert monitor.improves(value, dict) is (value == value)  # the first number is better than none
+    monitor.best = 1.0
+    assert monitor.improves(value, dict) is expected
+
+
+def test_a_value_must_be_one_number() -> None:
+    monitor = Monitor("map", owner="EarlyStopping")
+    assert monitor.value({"map": torch.tensor([2.5])}) == 2.5
+    with pytest.warns(UserWarning, match="not among the logs"):
+        assert monitor.value({}) is None
+    with pytest.raises(rd.InvalidArgumentError, match="EarlyStopping must monitor a single number"):
+        monitor.value({"map": torch.ones(2)})
+
+
+def test_restarting_forgets_all_but_the_threshold() -> None:
+    monitor = Monitor("loss", threshold=0.5)
+    monitor.best = 0.1
+    monitor.restart()
+    assert monitor.best == 0.5

@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchmetrics import MeanSquaredError, MetricCollection
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+
+import raydist as rd
+from raydist.training.elements import ClassWeights, Example, apply_module, forward, inputs_of, unpack
+from raydist.training.sidecar_evaluator import Evaluated
+from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
+from tests.training.toys import column, compiled, line, regression, small_net
+
+
+def test_the_module_stays_the_users() -> None:
+    net = line(2.0)
+    model = rd.Model(net)
+    assert model.module is net
+    assert list(model.parameters()) == list(net.parameters())
+    assert model(torch.ones(1, 1, dtype=torch.float64)).item() == 2.0
+
+
+def test_the_strategy_is_that_of_the_scope() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    with strategy.scope():
+        model = rd.Model(line())
+    assert model.strategy is strategy
+    assert rd.Model(line()).strategy.num_replicas_in_sync == 1
+
+
+def test_a_class_is_no_module() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"needs a torch.nn.Module instance, got .*Linear"):
+        rd.Model(nn.Linear)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_compile_comes_first(call: str) -> None:
+    with pytest.raises(rd.FailedPreconditionError, match=r"must be compiled first: model.compile\(optimizer, loss\)"):
+        getattr(rd.Model(small_net()), call)(regression(4, 4), verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": 0.1}, "optimizer must be a torch.optim.Optimizer, got 0.1"),
+        ({"loss": 3}, r"loss must be callable as loss\(prediction, target\), got 3"),
+        ({"optimizer": "sdg"}, "optimizer must be one of torch's classes .* got 'sdg'. Did you mean 'SGD'.*AdamW, "),
+        ({"loss": "mean_squared_error"}, "loss must be one of torch's classes .* got 'mean_squared_error'.*MSELoss, "),
+        ({"steps_per_execution": 0}, "steps_per_execution must be >= 1, got 0"),
+        ({"metrics": ["accuracy"]}, "metrics must be torchmetrics.Metric objects"),
+    ],
+)
+def test_compile_checks_its_arguments(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        compiled(line(), **settings)
+
+
+def test_an_optimizer_over_foreign_parameters_is_refused() -> None:
+    net, other = line(), nn.Linear(5, 2)
+    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
+    with pytest.raises(
+        rd.InvalidArgumentError, match=r"2 of its 3 are not among them, the first has the shape \(2, 5\)"
+    ):
+        compiled(net, optimizer=optimizer)
+
+
+def test_compiling_again_replaces_everything() -> None:
+    net = line()
+    model = compiled(net)
+    model.compile(torch.optim.SGD(net.parameters(), lr=0.0), nn.L1Loss())
+    data = rd.Dataset.from_tensor_slices((column([1, 1]), column([1, 1]))).batch(2)
+    history = model.fit(data, verbose=False)
+    assert history.history["loss"] == [1.0]
+    assert net.weight.item() == 0.0
+
+
+def test_names_stand_for_torchs_classes() -> None:
+    net, reference = small_net(), small_net()
+    history = compiled(net, optimizer="adamw", loss="mse").fit(regression(9, 4), epochs=2, verbose=False)
+    own = compiled(reference, optimizer=torch.optim.AdamW(reference.parameters()))
+    assert history.history == own.fit(regression(9, 4), epochs=2, verbose=False).history
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True))
+
+
+def test_the_optimizer_can_be_reached() -> None:
+    model = compiled(small_net(), optimizer="sgd")
+    model.optimizer.param_groups[0]["lr"] = 0.0
+    before = [value.clone() for value in model.parameters()]
+    model.fit(regression(4, 4), verbose=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    with pytest.raises(rd.FailedPreconditionError, match="must be compiled first"):
+        _ = rd.Model(small_net()).optimizer
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        rd.summary.create_file_writer,
+        rd.TensorBoard,
+        rd.CSVLogger,
+    ],
+    ids=["create_file_writer", "TensorBoard", "CSVLogger"],
+)
+def test_what_is_written_here_alone_is_not_at_a_uri(
+    use: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(rd.InvalidArgumentError, match="must be on a disk of this machine") as found:
+        use("s3://key:hidden@bucket/file?sig=hidden")
+    assert "hidden" not in str(found.value)
+    assert not list(tmp_path.iterdir())  # of a directory "s3:"
+
+
+def test_credentials_are_shown_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    uri = "memory://key:hidden@bucket/file?sig=hidden"
+    model = compiled(small_net())
+    model.fit(regression(4, 4), callbacks=[rd.ModelCheckpoint(uri, verbose=1)], verbose=False)
+    with pytest.raises(rd.InvalidArgumentError, match="filepath may name epoch") as found:
+        model.fit(regression(4, 4), callbacks=[rd.ModelCheckpoint(f"{uri}{{typo}}")], verbose=False)
+    told = (capsys.readouterr().out, str(found.value), repr(Evaluated(uri, 3, {"loss": 0.5})))
+    assert all("memory://***@bucket/file?***" in each and "hidden" not in each for each in told)
+
+
+def test_metrics_are_named_by_their_class_and_numbered() -> None:
+    names = list(named_metrics([MeanSquaredError(), BinaryAUROC(), MeanSquaredError(), MeanSquaredError()]))
+    assert names == ["mean_squared_error", "binary_auroc", "mean_squared_error_1", "mean_squared_error_2"]
+
+
+def test_a_dict_a_collection_and_a_single_metric_are_fine() -> None:
+    metric = MeanSquaredError()
+    assert named_metrics({"mse": metric}) == {"mse": metric}
+    assert list(named_metrics(MetricCollection({"mse": metric}))) == ["mse"]
+    assert named_metrics(metric) == {"mean_squared_error": metric}
+    assert named_metrics(()) == {}
+
+
+def test_other_metrics_are_refused() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"torchmetrics.Metric objects, got str for 'str'"):
+        named_metrics(["accuracy"])
+    with pytest.raises(rd.InvalidArgumentError, match='can not be named "loss"'):
+        named_metrics({"loss": MeanSquaredError()})
+
+
+def test_counts_rows_and_weighted_loss_until_reset() -> None:
+    trackers = Trackers(LossTotal(), RowCount(), {"mse": MeanSquaredError()})
+    trackers.update(torch.tensor(3.0), 3, 3)
+    trackers.update(torch.tensor(5.0), 1, 1)
+    trackers.metrics["mse"].update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    assert trackers.rows_and_logs() == (4, {"loss": 2.0, "mse": 2.0})
+    trackers.reset()
+    trackers.update(torch.tensor(14.0), 2, 2)
+    trackers.metrics["mse"].update(torch.tensor([1.0]), torch.tensor([1.0]))
+    assert trackers.rows_and_logs() == (2, {"loss": 7.0, "mse": 0.0})
+
+
+def test_a_sum_is_divided_by_nothing() -> None:
+    trackers = Trackers(LossTotal(is_sum=True), RowCount(), {})
+    trackers.update(torch.tensor(3.0), 0, 3)
+    trackers.update(torch.tensor(5.0), 0, 1)
+    assert trackers.read() == {"loss": 8.0}
+
+
+def test_a_metric_of_several_numbers_is_logged_as_a_tensor() -> None:
+    trackers = Trackers(LossTotal(), RowCount(), {"per_class": MulticlassAccuracy(2, average=None)})
+    trackers.update(torch.tensor(0.0), 2, 2)
+    trackers.metrics["per_class"].update(torch.tensor([0, 1]), torch.tensor([0, 0]))
+    assert trackers.read()["per_class"].tolist() == [0.5, 0.0]
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+@pytest.mark.parametrize(
+    ("element", "expected"),
+    [
+        ((1, 2), Example(1, 2, None)),
+        ((1, 2, 3), Example(1, 2, 3)),
+        (({"a": 1}, (2, 3)), Example({"a": 1}, (2, 3), None)),
+        (Pair(1, 2), Example(1, 2, None)),
+    ],
+)
+def test_unpack(element: Any, expected: Example) -> None:
+    assert unpack(element) == expected
+
+
+@pytest.mark.parametrize(
+    ("element", "got"),
+    [(5, "a single int"), ((1,), "a tuple of 1"), ((1, 2, 3, 4), "a tuple of 4"), ({"x": 1}, "a dict")],
+)
+def test_unpack_refuses_other_elements(element: Any, got: str) -> None:
+    with pytest.raises(rd.SpecError, match=rf"\(x, y\) or \(x, y, sample_weight\), got {got}.* dataset\.map"):
+        unpack(element)
+
+
+@pytest.mark.parametrize(
+    ("element", "inputs"), [(5, 5), ((5,), 5), ((5, 6), 5), ((5, 6, 7), 5), ({"a": 5}, {"a": 5}), (((1, 2),), (1, 2))]
+)
+def test_inputs_of(element: Any, inputs: Any) -> None:
+    assert inputs_of(element) == inputs
+
+
+def test_inputs_of_refuses_longer_tuples() -> None:
+    with pytest.raises(rd.SpecError, match="got a tuple of 4"):
+        inputs_of((1, 2, 3, 4))
+
+
+class Echo(nn.Module):
+    def forward(self, *args: Any) -> tuple[Any, ...]:
+        return args
+
+
+@pytest.mark.parametrize(
+    ("x", "args"), [((1, 2), (1, 2)), ({"a": 1}, ({"a": 1},)), (Pair(1, 2), (Pair(1, 2),)), (torch.ones(()), (1,))]
+)
+def test_a_plain_tuple_is_unpacked_into_arguments(x: Any, args: tuple[Any, ...]) -> None:
+    assert apply_module(Echo(), x) == args
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        torch.tensor([0, 1, 2]),
+        torch.tensor([[0.0], [1.0], [2.0]]),
+        torch.eye(3),
+    ],
+)
+def test_rows_weigh_by_their_class(y: torch.Tensor) -> None:
+    weights = ClassWeights.parse({1: 5.0, 2: 0})
+    assert weights.of(y).tolist() == [1.0, 5.0, 0.0]
+    example = weights.weigh(Example("x", y))
+    assert example.sample_weight.tolist() == [1.0, 5.0, 0.0]
+
+
+def test_classes_and_weights_may_be_numbers_of_numpy() -> None:
+    """As scikit-learn computes them."""
+    weights = ClassWeights.parse(dict(zip(np.arange(2), np.array([1.0, 3.0], np.float32), strict=True)))
+    assert weights.of(torch.tensor([0, 1])).tolist() == [1.0, 3.0]
+
+
+def test_without_weights_nothing_is_weighted() -> None:
+    example = Example("x", torch.ones(3))
+    assert ClassWeights.parse(None).weigh(example) is example
+
+
+@pytest.mark.parametrize(
+    "given", [{}, [1.0, 2.0], {"cat": 1.0}, {-1: 1.0}, {0: -1.0}, {0: float("nan")}, {0: "heavy"}, {0: None}]
+)
+def test_others_are_refused(given: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="class_weight must"):
+        ClassWeights.parse(given)
+
+
+@pytest.mark.parametrize(("y", "got"), [(torch.ones(2, 2, 2), r"shape \(2, 2, 2\)"), ({"a": torch.ones(2)}, "dict")])
+def test_targets_must_be_classes(y: Any, got: str) -> None:
+    with pytest.raises(rd.SpecError, match=rf"class_weight needs targets .* got {got}"):
+        ClassWeights.parse({0: 2.0}).of(y)
+
+
+class Spy(nn.Module):
+    """Notes the type in which it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 1)
+        self.seen: set[torch.dtype] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x)
+        self.seen.add(y.dtype)
+        return y
+
+
+def data() -> rd.Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(10, 3)).astype(np.float32)
+    return rd.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).batch(4)
+
+
+def test_the_forward_computes_in_bfloat16_wherever_a_model_is_used() -> None:
+    net = Spy()
+    model = compiled(net, precision="bf16", metrics={"mse": MeanSquaredError()})
+    for use in (model.fit, model.evaluate, model.predict):
+        net.seen.clear()
+        use(data(), verbose=False)
+        assert net.seen == {torch.bfloat16}
+    assert net.inner.weight.dtype == torch.float32
+    assert model.predict(data(), verbose=False).dtype == torch.float32
+
+
+def test_training_in_bfloat16_is_near_that_in_float32() -> None:
+    torch.manual_seed(0)
+    losses = []
+    start = Spy()
+    for precision in (None, "bf16"):
+        net = Spy()
+        net.load_state_dict(start.state_dict())
+        history = compiled(net, precision=precision).fit(data(), epochs=3, verbose=False)
+        losses.append(history.history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.05)
+    assert losses[0] != losses[1]
+
+
+def test_outputs_of_any_form_are_widened() -> None:
+    class Several(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[Any]:
+            return [x @ x.T, {"length": torch.tensor(3)}]
+
+    product, rest = forward(Several(), torch.ones(2, 2), "bf16")
+    assert product.dtype == torch.float32
+    assert rest["length"].dtype == torch.int64
+    double = forward(nn.Identity(), torch.ones(2, dtype=torch.float64), "bf16")
+    assert double.dtype == torch.float64

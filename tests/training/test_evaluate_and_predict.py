@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchmetrics import MeanSquaredError
+
+import raydist as rd
+from raydist.training.passes import Executions, in_evaluation_mode, num_batches, run_pass
+from raydist.training.steps import looped, prediction_step
+from tests.returned_classes import Cache, ModelOutput
+from tests.training.toys import column, compiled, line, regression, small_net, weights_of
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 9, 61])
+def test_every_row_in_order(num_rows: int) -> None:
+    model = rd.Model(line(2.0))
+    data = rd.Dataset.from_tensor_slices(column(list(range(num_rows)))).batch(4)
+    prediction = model.predict(data, verbose=False)
+    assert prediction.flatten().tolist() == [2.0 * i for i in range(num_rows)]
+
+
+def test_targets_and_weights_are_passed_over() -> None:
+    arrays = (column([1, 2]), column([0, 0]), np.ones(2))
+    data = rd.Dataset.from_tensor_slices(arrays).batch(2)
+    assert compiled(line(3.0)).predict(data, verbose=False).tolist() == [[3.0], [6.0]]
+
+
+class Parts(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"twice": 2 * x, "both": (x, x.sum(dim=1))}
+
+
+def test_a_nest_of_outputs() -> None:
+    data = rd.Dataset.from_tensor_slices(column([1, 2, 3])).batch(2)
+    prediction = rd.Model(Parts()).predict(data, verbose=False)
+    assert prediction["twice"].flatten().tolist() == [2.0, 4.0, 6.0]
+    assert prediction["both"][1].tolist() == [1.0, 2.0, 3.0]
+
+
+class Generative(nn.Module):
+    """As a causal model of transformers: what it keeps for later tokens is an object."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return ModelOutput(logits=2 * x, cache=(Cache(4), x, None, 3), text="hi")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_what_is_no_tensor_becomes_none(num_replicas: int, mirrored: Callable[[int], rd.Strategy]) -> None:
+    strategy = rd.OneDeviceStrategy("cpu") if num_replicas == 1 else mirrored(num_replicas)
+    seen: list[Any] = []
+    callback = rd.LambdaCallback(on_predict_batch_end=lambda batch, logs: seen.append(logs["outputs"]))
+    with strategy.scope():
+        model = rd.Model(Generative())
+    prediction = model.predict(column([1, 2, 3, 4]), batch_size=3, callbacks=[callback], verbose=False)
+    for found, rows in ((prediction, [1, 2, 3, 4]), (seen[0], [1, 2, 3]), (seen[1], [4])):
+        assert type(found) is ModelOutput
+        assert found.logits is found["logits"]
+        assert found.logits.flatten().tolist() == [2.0 * row for row in rows]
+        assert found.cache[1].flatten().tolist() == rows
+        assert (found.cache[0], *found.cache[2:], found.text) == (None,) * 4
+
+
+class Unusable(nn.Module):
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.make(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda x: {"boxes": [x]}, "a list"),  # tensors must not vanish with it
+        (lambda x: {"y": x, "array": x.numpy()}, "a ndarray"),
+        (lambda x: x.sum(), r"shape \(\)"),
+        (lambda x: ModelOutput(text="hi"), "a ModelOutput without tensors"),
+        (lambda x: {}, "a dict without tensors"),
+    ],
+)
+def test_outputs_without_an_entry_a_row_are_refused(make: Callable[[torch.Tensor], Any], got: str) -> None:
+    with pytest.raises(rd.SpecError, match=f"one entry per input row .2. from the module, got {got}"):
+        rd.Model(Unusable(make)).predict(column([1, 2]), verbose=False)
+
+
+def test_evaluation_mode_inside_and_training_mode_afterwards() -> None:
+    net = nn.Dropout(0.5)
+    data = rd.Dataset.from_tensor_slices(column([1] * 50)).batch(50)
+    assert rd.Model(net).predict(data, verbose=False).sum().item() == 50.0
+    assert net.training
+
+
+class AsLongAsTheFirst(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(x), int(x[0, 0]))
+
+
+def test_rows_of_differing_shapes_are_refused() -> None:
+    data = rd.Dataset.from_tensor_slices(column([2, 3])).batch(1)
+    with pytest.raises(rd.SpecError, match=r"agree in all but their first dimension, got rows of the shapes .*2.*3"):
+        rd.Model(AsLongAsTheFirst()).predict(data, verbose=False)
+
+
+def test_empty_and_infinite_datasets_are_refused() -> None:
+    model = compiled(small_net())
+    with pytest.raises(rd.InvalidArgumentError, match="dataset for predict must have at least one batch"):
+        model.predict(regression(4, 4).take(0), verbose=False)
+    with pytest.raises(rd.InvalidArgumentError, match="predict needs a dataset that ends"):
+        model.predict(regression(4, 4).repeat(), verbose=False)
+
+
+def test_steps_end_a_pass_and_arrays_are_data() -> None:
+    model = rd.Model(line(2.0))
+    x = column([1, 2, 3, 4, 5])
+    assert model.predict(x, verbose=False).flatten().tolist() == [2.0, 4.0, 6.0, 8.0, 10.0]
+    assert model.predict(torch.from_numpy(x), batch_size=2, steps=2, verbose=False).flatten().tolist() == [2, 4, 6, 8]
+    data = rd.Dataset.from_tensor_slices(x).batch(2)
+    assert len(model.predict(data.repeat(), steps=4, verbose=False)) == 2 + 2 + 1 + 2
+    with pytest.warns(UserWarning, match="steps=4, but only 3 were left for predict") as caught:
+        model.predict(dataset=data, steps=4, verbose=False)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_loss_and_metrics_are_means_over_all_rows(steps_per_execution: int) -> None:
+    # losses 1, 4, 9, 16, 25 in batches of two, two and one
+    model = compiled(line(), metrics={"mse": MeanSquaredError()}, steps_per_execution=steps_per_execution)
+    data = rd.Dataset.from_tensor_slices((column([1] * 5), column([1, 2, 3, 4, 5]))).batch(2)
+    assert model.evaluate(data, verbose=False) == {"loss": pytest.approx(11.0), "mse": pytest.approx(11.0)}
+
+
+def test_sample_weights_weigh_the_loss_and_not_the_metrics() -> None:
+    model = compiled(line(), loss=nn.MSELoss(reduction="none"), metrics={"mse": MeanSquaredError()})
+    arrays = (column([1] * 3), column([1, 2, 3]), np.array([1.0, 1.0, 2.0]))
+    data = rd.Dataset.from_tensor_slices(arrays).batch(2)
+    assert model.evaluate(data, verbose=False) == {"loss": pytest.approx(23 / 4), "mse": pytest.approx(14 / 3)}
+
+
+def test_nothing_is_trained() -> None:
+    net = nn.Sequential(small_net(), nn.BatchNorm1d(1).double())
+    before = [value.clone() for value in net.state_dict().values()]
+    compiled(net).evaluate(regression(8, 4), verbose=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.state_dict().values(), strict=True))
+    assert weights_of(net)
+
+
+def test_two_evaluations_give_the_same() -> None:
+    model = compiled(small_net())
+    assert model.evaluate(regression(7, 4), verbose=False) == model.evaluate(regression(7, 4), verbose=False)
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="dataset for evaluate must have at least one batch"):
+        compiled(small_net()).evaluate(regression(4, 4).take(0), verbose=False)
+
+
+def test_an_infinite_dataset_is_refused() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"evaluate needs a dataset that ends.*\.take"):
+        compiled(small_net()).evaluate(regression(4, 4).repeat(), verbose=False)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2, 5])
+def test_steps_end_a_pass(steps_per_execution: int) -> None:
+    model = compiled(small_net(), steps_per_execution=steps_per_execution)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        some = model.evaluate(regression(20, 4).repeat(), steps=3, verbose=False)
+        assert some == model.evaluate(regression(20, 4), steps=3, verbose=False)
+    assert some == model.evaluate(regression(20, 4).take(3), verbose=False)
+    with pytest.warns(UserWarning, match="steps=9, but only 5 were left for evaluate") as caught:
+        model.evaluate(regression(20, 4), steps=9, verbose=False)
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.raises(rd.InvalidArgumentError, match="steps must be >= 1, got 0"):
+        model.evaluate(regression(20, 4), steps=0, verbose=False)
+
+
+def test_arrays_are_evaluated_in_their_order() -> None:
+    x, y = column([1] * 5), column([1, 2, 3, 4, 5])
+    model = compiled(line())
+    assert model.evaluate(x, y, batch_size=2, steps=1, verbose=False) == {"loss": pytest.approx(2.5)}
+    assert model.evaluate(x, y, verbose=False) == {"loss": pytest.approx(11.0)}
+    assert compiled(small_net()).evaluate(dataset=regression(4, 2), verbose=False).keys() == {"loss"}
+
+
+def test_a_loop_tells_how_many_steps_it_did() -> None:
+    seen: list[Any] = []
+    loop = looped(seen.append)
+    batches = iter([1, 2, 3, 4, 5])
+    assert [loop(batches, 2), loop(batches, 2), loop(batches, 2), loop(batches, 2)] == [2, 2, 1, 0]
+    assert seen == [1, 2, 3, 4, 5]
+
+
+def test_predictions_need_no_gradients() -> None:
+    prediction = prediction_step(line(2.0))(torch.ones(3, 1, dtype=torch.float64))
+    assert prediction.tolist() == [[2.0], [2.0], [2.0]]
+    assert not prediction.requires_grad
+
+
+class Returns(nn.Module):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.value
+
+
+def test_a_list_of_outputs_becomes_a_tuple() -> None:
+    prediction = prediction_step(Returns([torch.ones(2), torch.zeros(2, 3)]))(torch.ones(2))
+    assert [part.shape for part in prediction] == [(2,), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [(torch.ones(3), r"shape \(3,\)"), (torch.tensor(1.0), r"shape \(\)"), ("text", "a str without tensors")],
+)
+def test_an_output_must_have_one_entry_per_row(value: Any, got: str) -> None:
+    with pytest.raises(rd.SpecError, match=rf"one entry per input row \(2\) from the module, got {got}"):
+        prediction_step(Returns(value))(torch.ones(2))
+
+
+def steps_and_hooks(
+    batches: int, *, size: int = 1, limit: int | None = None, stop_after: int = 99
+) -> tuple[int, list[str]]:
+    hooks: list[str] = []
+    calls = Executions(rd.OneDeviceStrategy("cpu"), lambda batch: None, iter(range(batches)), steps_per_execution=size)
+    steps = run_pass(
+        calls,
+        begin=lambda step: hooks.append(f"begin {step}"),
+        end=lambda done: hooks.append(f"end {done}"),
+        limit=limit,
+        stopped=lambda: len(hooks) >= stop_after,
+    )
+    return steps, hooks
+
+
+def test_hooks_are_around_each_execution() -> None:
+    assert steps_and_hooks(2) == (2, ["begin 0", "end 1", "begin 1", "end 2"])
+    assert steps_and_hooks(3, size=2) == (3, ["begin 0", "end 2", "begin 2", "end 3"])
+
+
+def test_limit_and_stop() -> None:
+    assert steps_and_hooks(9, limit=3, size=2) == (3, ["begin 0", "end 2", "begin 2", "end 3"])
+    assert steps_and_hooks(9, stop_after=2) == (1, ["begin 0", "end 1"])
+    assert steps_and_hooks(0) == (0, [])
+
+
+def test_the_number_of_batches_if_it_is_known() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    assert num_batches(strategy.distribute_dataset(regression(10, 4))) == 3
+    assert num_batches(strategy.distribute_dataset(regression(10, 4).repeat())) is None
+
+
+def test_training_flags_come_back_after_an_error() -> None:
+    net = nn.Sequential(nn.Dropout(), nn.Dropout())
+    net[1].eval()
+    with contextlib.suppress(ZeroDivisionError), in_evaluation_mode(net):
+        assert not any(part.training for part in net.modules())
+        raise ZeroDivisionError
+    assert [part.training for part in net.modules()] == [True, True, False]
+
+
+def counts(batches: int, limits: list[int | None], *, size: int, known: bool) -> tuple[list[int], list[Any], bool]:
+    """Steps of each execution while ready, the batches seen, and whether it is ready for more."""
+    seen: list[Any] = []
+    calls = Executions(
+        rd.OneDeviceStrategy("cpu"),
+        seen.append,
+        iter(range(batches)),
+        steps_per_execution=size,
+        num_batches=batches if known else None,
+    )
+    done = [calls.execute(limit) for limit in limits if calls.ready()]
+    return done, seen, calls.ready()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_single_steps_know_the_end_beforehand(known: bool) -> None:
+    assert counts(3, [None] * 5, size=1, known=known) == ([1, 1, 1], [0, 1, 2], False)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_short_execution_is_the_last_one(known: bool) -> None:
+    assert counts(5, [None] * 4, size=3, known=known) == ([3, 2], [0, 1, 2, 3, 4], False)
+
+
+def test_with_a_known_number_no_execution_is_empty() -> None:
+    assert counts(6, [None] * 4, size=3, known=True) == ([3, 3], [0, 1, 2, 3, 4, 5], False)
+    assert counts(6, [None] * 4, size=3, known=False) == ([3, 3, 0], [0, 1, 2, 3, 4, 5], False)
+
+
+def test_a_limit_shortens_an_execution_but_ends_nothing() -> None:
+    assert counts(6, [2, 5, 1], size=3, known=False) == ([2, 3, 1], [0, 1, 2, 3, 4, 5], True)
+
+
+def test_asking_twice_loses_no_batch() -> None:
+    seen: list[Any] = []
+    calls = Executions(rd.OneDeviceStrategy("cpu"), seen.append, iter([1, 2]))
+    assert calls.ready()
+    assert calls.ready()
+    calls.execute(None)
+    assert seen == [1]
