@@ -1,24 +1,24 @@
-"""Event files: encoding and writing."""
+"""Records: merging those of replicas, converting arguments, encoding and writing them."""
 
 from __future__ import annotations
 
 import io
-import math
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 import raydist as rd
 from raydist.summary.event_file import EventFile, event_of, first_events, open_event_file
 from raydist.summary.histograms import counted
-from raydist.summary.media import Images, Text
-from raydist.summary.record import SummaryData
+from raydist.summary.media import Text
+from raydist.summary.record import Record, SummaryData, as_array, merge, step_number
 from raydist.summary.runs import GraphData, Hyperparameters
-from tests.summary.reading import curves
-from tests.summary.records import record_of
+from tests.summary.reading import curves, record_of
 
 
 def opened(logdir: Path) -> EventFile:
@@ -45,19 +45,6 @@ def test_no_thread_before_the_first_record_and_none_after_the_end(tmp_path: Path
     assert len(set(threading.enumerate()) - before) == 1
     file.close()
     assert set(threading.enumerate()) == before
-
-
-def test_a_file_without_records_is_one_of_tensorboard(tmp_path: Path) -> None:
-    opened(tmp_path).close()
-    assert curves(tmp_path).names("scalars") == set()
-    assert next(tmp_path.iterdir()).stat().st_size > 0
-
-
-def test_after_the_end_nothing_is_taken(tmp_path: Path) -> None:
-    file = opened(tmp_path)
-    file.close()
-    with pytest.raises(rd.FailedPreconditionError, match="The writer must be open"):
-        file.add(record_of("loss", 0.5))
 
 
 @pytest.mark.parametrize("logdir", ["file", "file/below", "/proc/raydist", "with\0zero"])
@@ -136,24 +123,10 @@ def test_a_file_says_its_version_and_what_it_replaces() -> None:
     assert len(list(first_events(1.0))) == 1
 
 
-def test_a_scalar_may_be_nan() -> None:
-    found = event("loss", math.nan)
-    assert (found.step, found.wall_time, found.summary.value[0].tag) == (3, 1.0, "loss")
-    assert math.isnan(found.summary.value[0].simple_value)
-
-
 def test_a_histogram_of_nothing_has_numbers() -> None:
     histogram = event("values", counted(np.zeros(0))).summary.value[0].histo
     assert (histogram.min, histogram.max, histogram.num) == (0.0, 0.0, 0.0)
     assert len(histogram.bucket) == len(histogram.bucket_limit) == 1
-
-
-def test_several_pictures_have_numbers_and_one_has_none() -> None:
-    picture = np.zeros((2, 2, 1), np.uint8)
-    several = event("x", Images((picture, picture), 3)).summary.value
-    assert [value.tag for value in several] == ["x/0", "x/1"]
-    assert [value.tag for value in event("x", Images((picture,), 1)).summary.value] == ["x"]
-    assert not event("x", Images((), 1)).summary.value
 
 
 def test_a_table_of_texts_has_its_shape() -> None:
@@ -168,10 +141,43 @@ def test_hyperparameters_are_three_values_and_a_graph_is_no_summary() -> None:
     assert event("graph", GraphData(b"")).WhichOneof("what") == "graph_def"
 
 
-def test_a_kind_that_it_does_not_know() -> None:
-    class Unknown(SummaryData):
-        def merged(self, others: object) -> SummaryData:
-            return self
+def brief(records: list[Record]) -> list[tuple[str, int, object]]:
+    return [(record.name, record.step, getattr(record.data, "value", record.data)) for record in records]
 
-    with pytest.raises(TypeError, match="Unknown must be known"):
-        event_of(record_of("x", Unknown()))
+
+def test_calls_of_one_name_and_step_belong_together_by_their_order() -> None:
+    first = [record_of("loss", 1.0), record_of("loss", 2.0), record_of("loss", 7.0, step=1)]
+    second = [record_of("loss", 3.0), record_of("loss", 4.0), record_of("loss", 9.0, step=1)]
+    assert brief(merge([first, second])) == [("loss", 0, 2.0), ("loss", 0, 3.0), ("loss", 1, 8.0)]
+
+
+def test_a_replica_may_leave_some_out() -> None:
+    assert brief(merge([[], [record_of("only here", 3.0)]])) == [("only here", 0, 3.0)]
+    assert brief(merge([[record_of("a", 1.0)], [record_of("b", 3.0), record_of("a", 2.0)]])) == [
+        ("a", 0, 1.5),
+        ("b", 0, 3.0),
+    ]
+
+
+def test_kinds_of_one_name_stay_apart() -> None:
+    text = Text(("hello",))
+    assert brief(merge([[record_of("x", 1.0)], [record_of("x", text)]])) == [("x", 0, 1.0), ("x", 0, text)]
+
+
+@pytest.mark.parametrize("step", [3, np.int32(3), np.array(3), torch.tensor(3), torch.tensor([3])])
+def test_whole_numbers_of_all_kinds_are_steps(step: Any) -> None:
+    assert step_number(step) == 3
+    assert type(step_number(step)) is int
+
+
+@pytest.mark.parametrize("step", [1.5, "3", True, torch.tensor(1.5), torch.tensor([1, 2]), [3], 2**63, -(2**63) - 1])
+def test_other_things_are_not(step: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="The step of a summary must be a whole number, got"):
+        step_number(step)
+
+
+def test_tensors_of_all_kinds_are_arrays() -> None:
+    assert as_array(torch.eye(2).to_sparse()).tolist() == [[1, 0], [0, 1]]
+    assert as_array(torch.ones(1, dtype=torch.float16)).dtype == np.float32
+    assert as_array(torch.nn.Parameter(torch.ones(1))).tolist() == [1]
+    assert as_array([1, 2]).tolist() == [1, 2]
