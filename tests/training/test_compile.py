@@ -1,3 +1,5 @@
+"""Models and `compile`: optimizers, losses, metrics, elements of datasets."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,31 +14,10 @@ from torchmetrics import MeanSquaredError, MetricCollection
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 import raydist as rd
-from raydist.training.elements import ClassWeights, Example, apply_module, forward, inputs_of, unpack
+from raydist.training.elements import ClassWeights, Example, apply_module, forward, unpack
 from raydist.training.sidecar_evaluator import Evaluated
 from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
 from tests.training.toys import column, compiled, line, regression, small_net
-
-
-def test_the_module_stays_the_users() -> None:
-    net = line(2.0)
-    model = rd.Model(net)
-    assert model.module is net
-    assert list(model.parameters()) == list(net.parameters())
-    assert model(torch.ones(1, 1, dtype=torch.float64)).item() == 2.0
-
-
-def test_the_strategy_is_that_of_the_scope() -> None:
-    strategy = rd.OneDeviceStrategy("cpu")
-    with strategy.scope():
-        model = rd.Model(line())
-    assert model.strategy is strategy
-    assert rd.Model(line()).strategy.num_replicas_in_sync == 1
-
-
-def test_a_class_is_no_module() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"needs a torch.nn.Module instance, got .*Linear"):
-        rd.Model(nn.Linear)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("call", ["fit", "evaluate"])
@@ -53,7 +34,12 @@ def test_compile_comes_first(call: str) -> None:
         ({"optimizer": "sdg"}, "optimizer must be one of torch's classes .* got 'sdg'. Did you mean 'SGD'.*AdamW, "),
         ({"loss": "mean_squared_error"}, "loss must be one of torch's classes .* got 'mean_squared_error'.*MSELoss, "),
         ({"steps_per_execution": 0}, "steps_per_execution must be >= 1, got 0"),
-        ({"metrics": ["accuracy"]}, "metrics must be torchmetrics.Metric objects"),
+        ({"metrics": ["accuracy"]}, "metrics must be torchmetrics.Metric objects, got str for 'str'"),
+        ({"metrics": {"loss": MeanSquaredError()}}, 'can not be named "loss"'),
+        ({"clip_norm": 0.0}, "clip_norm must be > 0 or None, got 0.0"),
+        ({"accumulate_steps": 0}, "accumulate_steps must be >= 1, got 0"),
+        ({"precision": "fp8"}, 'precision must be "bf16", "fp16" or None, got \'fp8\''),
+        ({"loss_reduction": "rows"}, 'loss_reduction must be "mean", "sum" or None'),
     ],
 )
 def test_compile_checks_its_arguments(settings: dict[str, Any], message: str) -> None:
@@ -140,32 +126,6 @@ def test_a_dict_a_collection_and_a_single_metric_are_fine() -> None:
     assert named_metrics(()) == {}
 
 
-def test_other_metrics_are_refused() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"torchmetrics.Metric objects, got str for 'str'"):
-        named_metrics(["accuracy"])
-    with pytest.raises(rd.InvalidArgumentError, match='can not be named "loss"'):
-        named_metrics({"loss": MeanSquaredError()})
-
-
-def test_counts_rows_and_weighted_loss_until_reset() -> None:
-    trackers = Trackers(LossTotal(), RowCount(), {"mse": MeanSquaredError()})
-    trackers.update(torch.tensor(3.0), 3, 3)
-    trackers.update(torch.tensor(5.0), 1, 1)
-    trackers.metrics["mse"].update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
-    assert trackers.rows_and_logs() == (4, {"loss": 2.0, "mse": 2.0})
-    trackers.reset()
-    trackers.update(torch.tensor(14.0), 2, 2)
-    trackers.metrics["mse"].update(torch.tensor([1.0]), torch.tensor([1.0]))
-    assert trackers.rows_and_logs() == (2, {"loss": 7.0, "mse": 0.0})
-
-
-def test_a_sum_is_divided_by_nothing() -> None:
-    trackers = Trackers(LossTotal(is_sum=True), RowCount(), {})
-    trackers.update(torch.tensor(3.0), 0, 3)
-    trackers.update(torch.tensor(5.0), 0, 1)
-    assert trackers.read() == {"loss": 8.0}
-
-
 def test_a_metric_of_several_numbers_is_logged_as_a_tensor() -> None:
     trackers = Trackers(LossTotal(), RowCount(), {"per_class": MulticlassAccuracy(2, average=None)})
     trackers.update(torch.tensor(0.0), 2, 2)
@@ -179,37 +139,12 @@ class Pair(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    ("element", "expected"),
-    [
-        ((1, 2), Example(1, 2, None)),
-        ((1, 2, 3), Example(1, 2, 3)),
-        (({"a": 1}, (2, 3)), Example({"a": 1}, (2, 3), None)),
-        (Pair(1, 2), Example(1, 2, None)),
-    ],
-)
-def test_unpack(element: Any, expected: Example) -> None:
-    assert unpack(element) == expected
-
-
-@pytest.mark.parametrize(
     ("element", "got"),
     [(5, "a single int"), ((1,), "a tuple of 1"), ((1, 2, 3, 4), "a tuple of 4"), ({"x": 1}, "a dict")],
 )
 def test_unpack_refuses_other_elements(element: Any, got: str) -> None:
     with pytest.raises(rd.SpecError, match=rf"\(x, y\) or \(x, y, sample_weight\), got {got}.* dataset\.map"):
         unpack(element)
-
-
-@pytest.mark.parametrize(
-    ("element", "inputs"), [(5, 5), ((5,), 5), ((5, 6), 5), ((5, 6, 7), 5), ({"a": 5}, {"a": 5}), (((1, 2),), (1, 2))]
-)
-def test_inputs_of(element: Any, inputs: Any) -> None:
-    assert inputs_of(element) == inputs
-
-
-def test_inputs_of_refuses_longer_tuples() -> None:
-    with pytest.raises(rd.SpecError, match="got a tuple of 4"):
-        inputs_of((1, 2, 3, 4))
 
 
 class Echo(nn.Module):
@@ -237,17 +172,6 @@ def test_rows_weigh_by_their_class(y: torch.Tensor) -> None:
     assert weights.of(y).tolist() == [1.0, 5.0, 0.0]
     example = weights.weigh(Example("x", y))
     assert example.sample_weight.tolist() == [1.0, 5.0, 0.0]
-
-
-def test_classes_and_weights_may_be_numbers_of_numpy() -> None:
-    """As scikit-learn computes them."""
-    weights = ClassWeights.parse(dict(zip(np.arange(2), np.array([1.0, 3.0], np.float32), strict=True)))
-    assert weights.of(torch.tensor([0, 1])).tolist() == [1.0, 3.0]
-
-
-def test_without_weights_nothing_is_weighted() -> None:
-    example = Example("x", torch.ones(3))
-    assert ClassWeights.parse(None).weigh(example) is example
 
 
 @pytest.mark.parametrize(
@@ -293,19 +217,6 @@ def test_the_forward_computes_in_bfloat16_wherever_a_model_is_used() -> None:
         assert net.seen == {torch.bfloat16}
     assert net.inner.weight.dtype == torch.float32
     assert model.predict(data(), verbose=False).dtype == torch.float32
-
-
-def test_training_in_bfloat16_is_near_that_in_float32() -> None:
-    torch.manual_seed(0)
-    losses = []
-    start = Spy()
-    for precision in (None, "bf16"):
-        net = Spy()
-        net.load_state_dict(start.state_dict())
-        history = compiled(net, precision=precision).fit(data(), epochs=3, verbose=False)
-        losses.append(history.history["loss"])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=0.05)
-    assert losses[0] != losses[1]
 
 
 def test_outputs_of_any_form_are_widened() -> None:

@@ -1,3 +1,5 @@
+"""`evaluate` and `predict`: their numbers, the order of rows, what they refuse, and executions of several steps."""
+
 from __future__ import annotations
 
 import contextlib
@@ -12,36 +14,15 @@ from torch import nn
 from torchmetrics import MeanSquaredError
 
 import raydist as rd
-from raydist.training.passes import Executions, in_evaluation_mode, num_batches, run_pass
-from raydist.training.steps import looped, prediction_step
+from raydist.training.passes import Executions, in_evaluation_mode
 from tests.returned_classes import Cache, ModelOutput
 from tests.training.toys import column, compiled, line, regression, small_net, weights_of
-
-
-@pytest.mark.parametrize("num_rows", [1, 4, 9, 61])
-def test_every_row_in_order(num_rows: int) -> None:
-    model = rd.Model(line(2.0))
-    data = rd.Dataset.from_tensor_slices(column(list(range(num_rows)))).batch(4)
-    prediction = model.predict(data, verbose=False)
-    assert prediction.flatten().tolist() == [2.0 * i for i in range(num_rows)]
 
 
 def test_targets_and_weights_are_passed_over() -> None:
     arrays = (column([1, 2]), column([0, 0]), np.ones(2))
     data = rd.Dataset.from_tensor_slices(arrays).batch(2)
     assert compiled(line(3.0)).predict(data, verbose=False).tolist() == [[3.0], [6.0]]
-
-
-class Parts(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return {"twice": 2 * x, "both": (x, x.sum(dim=1))}
-
-
-def test_a_nest_of_outputs() -> None:
-    data = rd.Dataset.from_tensor_slices(column([1, 2, 3])).batch(2)
-    prediction = rd.Model(Parts()).predict(data, verbose=False)
-    assert prediction["twice"].flatten().tolist() == [2.0, 4.0, 6.0]
-    assert prediction["both"][1].tolist() == [1.0, 2.0, 3.0]
 
 
 class Generative(nn.Module):
@@ -92,6 +73,11 @@ def test_outputs_without_an_entry_a_row_are_refused(make: Callable[[torch.Tensor
         rd.Model(Unusable(make)).predict(column([1, 2]), verbose=False)
 
 
+def test_a_list_of_outputs_becomes_a_tuple() -> None:
+    prediction = rd.Model(Unusable(lambda x: [x, x.sum(dim=1)])).predict(column([1, 2]), verbose=False)
+    assert [part.shape for part in prediction] == [(2, 1), (2,)]
+
+
 def test_evaluation_mode_inside_and_training_mode_afterwards() -> None:
     net = nn.Dropout(0.5)
     data = rd.Dataset.from_tensor_slices(column([1] * 50)).batch(50)
@@ -112,10 +98,11 @@ def test_rows_of_differing_shapes_are_refused() -> None:
 
 def test_empty_and_infinite_datasets_are_refused() -> None:
     model = compiled(small_net())
-    with pytest.raises(rd.InvalidArgumentError, match="dataset for predict must have at least one batch"):
-        model.predict(regression(4, 4).take(0), verbose=False)
-    with pytest.raises(rd.InvalidArgumentError, match="predict needs a dataset that ends"):
-        model.predict(regression(4, 4).repeat(), verbose=False)
+    for name in ("evaluate", "predict"):
+        with pytest.raises(rd.InvalidArgumentError, match=f"dataset for {name} must have at least one batch"):
+            getattr(model, name)(regression(4, 4).take(0), verbose=False)
+        with pytest.raises(rd.InvalidArgumentError, match=rf"{name} needs a dataset that ends.*\.take"):
+            getattr(model, name)(regression(4, 4).repeat(), verbose=False)
 
 
 def test_steps_end_a_pass_and_arrays_are_data() -> None:
@@ -153,21 +140,6 @@ def test_nothing_is_trained() -> None:
     assert weights_of(net)
 
 
-def test_two_evaluations_give_the_same() -> None:
-    model = compiled(small_net())
-    assert model.evaluate(regression(7, 4), verbose=False) == model.evaluate(regression(7, 4), verbose=False)
-
-
-def test_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="dataset for evaluate must have at least one batch"):
-        compiled(small_net()).evaluate(regression(4, 4).take(0), verbose=False)
-
-
-def test_an_infinite_dataset_is_refused() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"evaluate needs a dataset that ends.*\.take"):
-        compiled(small_net()).evaluate(regression(4, 4).repeat(), verbose=False)
-
-
 @pytest.mark.parametrize("steps_per_execution", [1, 2, 5])
 def test_steps_end_a_pass(steps_per_execution: int) -> None:
     model = compiled(small_net(), steps_per_execution=steps_per_execution)
@@ -189,75 +161,6 @@ def test_arrays_are_evaluated_in_their_order() -> None:
     assert model.evaluate(x, y, batch_size=2, steps=1, verbose=False) == {"loss": pytest.approx(2.5)}
     assert model.evaluate(x, y, verbose=False) == {"loss": pytest.approx(11.0)}
     assert compiled(small_net()).evaluate(dataset=regression(4, 2), verbose=False).keys() == {"loss"}
-
-
-def test_a_loop_tells_how_many_steps_it_did() -> None:
-    seen: list[Any] = []
-    loop = looped(seen.append)
-    batches = iter([1, 2, 3, 4, 5])
-    assert [loop(batches, 2), loop(batches, 2), loop(batches, 2), loop(batches, 2)] == [2, 2, 1, 0]
-    assert seen == [1, 2, 3, 4, 5]
-
-
-def test_predictions_need_no_gradients() -> None:
-    prediction = prediction_step(line(2.0))(torch.ones(3, 1, dtype=torch.float64))
-    assert prediction.tolist() == [[2.0], [2.0], [2.0]]
-    assert not prediction.requires_grad
-
-
-class Returns(nn.Module):
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.value
-
-
-def test_a_list_of_outputs_becomes_a_tuple() -> None:
-    prediction = prediction_step(Returns([torch.ones(2), torch.zeros(2, 3)]))(torch.ones(2))
-    assert [part.shape for part in prediction] == [(2,), (2, 3)]
-
-
-@pytest.mark.parametrize(
-    ("value", "got"),
-    [(torch.ones(3), r"shape \(3,\)"), (torch.tensor(1.0), r"shape \(\)"), ("text", "a str without tensors")],
-)
-def test_an_output_must_have_one_entry_per_row(value: Any, got: str) -> None:
-    with pytest.raises(rd.SpecError, match=rf"one entry per input row \(2\) from the module, got {got}"):
-        prediction_step(Returns(value))(torch.ones(2))
-
-
-def steps_and_hooks(
-    batches: int, *, size: int = 1, limit: int | None = None, stop_after: int = 99
-) -> tuple[int, list[str]]:
-    hooks: list[str] = []
-    calls = Executions(rd.OneDeviceStrategy("cpu"), lambda batch: None, iter(range(batches)), steps_per_execution=size)
-    steps = run_pass(
-        calls,
-        begin=lambda step: hooks.append(f"begin {step}"),
-        end=lambda done: hooks.append(f"end {done}"),
-        limit=limit,
-        stopped=lambda: len(hooks) >= stop_after,
-    )
-    return steps, hooks
-
-
-def test_hooks_are_around_each_execution() -> None:
-    assert steps_and_hooks(2) == (2, ["begin 0", "end 1", "begin 1", "end 2"])
-    assert steps_and_hooks(3, size=2) == (3, ["begin 0", "end 2", "begin 2", "end 3"])
-
-
-def test_limit_and_stop() -> None:
-    assert steps_and_hooks(9, limit=3, size=2) == (3, ["begin 0", "end 2", "begin 2", "end 3"])
-    assert steps_and_hooks(9, stop_after=2) == (1, ["begin 0", "end 1"])
-    assert steps_and_hooks(0) == (0, [])
-
-
-def test_the_number_of_batches_if_it_is_known() -> None:
-    strategy = rd.OneDeviceStrategy("cpu")
-    assert num_batches(strategy.distribute_dataset(regression(10, 4))) == 3
-    assert num_batches(strategy.distribute_dataset(regression(10, 4).repeat())) is None
 
 
 def test_training_flags_come_back_after_an_error() -> None:
@@ -283,23 +186,22 @@ def counts(batches: int, limits: list[int | None], *, size: int, known: bool) ->
     return done, seen, calls.ready()
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_single_steps_know_the_end_beforehand(known: bool) -> None:
-    assert counts(3, [None] * 5, size=1, known=known) == ([1, 1, 1], [0, 1, 2], False)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_short_execution_is_the_last_one(known: bool) -> None:
-    assert counts(5, [None] * 4, size=3, known=known) == ([3, 2], [0, 1, 2, 3, 4], False)
-
-
-def test_with_a_known_number_no_execution_is_empty() -> None:
-    assert counts(6, [None] * 4, size=3, known=True) == ([3, 3], [0, 1, 2, 3, 4, 5], False)
-    assert counts(6, [None] * 4, size=3, known=False) == ([3, 3, 0], [0, 1, 2, 3, 4, 5], False)
-
-
-def test_a_limit_shortens_an_execution_but_ends_nothing() -> None:
-    assert counts(6, [2, 5, 1], size=3, known=False) == ([2, 3, 1], [0, 1, 2, 3, 4, 5], True)
+@pytest.mark.parametrize(
+    ("batches", "limits", "size", "known", "done", "ready"),
+    [
+        (3, [None] * 5, 1, True, [1, 1, 1], False),
+        (3, [None] * 5, 1, False, [1, 1, 1], False),
+        (5, [None] * 4, 3, True, [3, 2], False),
+        (5, [None] * 4, 3, False, [3, 2], False),
+        (6, [None] * 4, 3, True, [3, 3], False),
+        (6, [None] * 4, 3, False, [3, 3, 0], False),  # the end is not known beforehand
+        (6, [2, 5, 1], 3, False, [2, 3, 1], True),
+    ],
+)
+def test_executions_end_with_the_data(
+    batches: int, limits: list[int | None], size: int, known: bool, done: list[int], ready: bool
+) -> None:
+    assert counts(batches, limits, size=size, known=known) == (done, list(range(batches)), ready)
 
 
 def test_asking_twice_loses_no_batch() -> None:

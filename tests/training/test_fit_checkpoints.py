@@ -16,7 +16,7 @@ from torch import nn
 from torchmetrics import MeanAbsoluteError
 
 import raydist as rd
-from raydist.training.fit_checkpoints import FitCheckpoints, FitManager, FitState
+from raydist.training.fit_checkpoints import FitManager, FitState
 from tests.training.toys import Recorder, compiled, regression, regression_arrays, small_net
 
 EPOCHS, BATCHES = 3, 5
@@ -251,13 +251,6 @@ def test_a_manager_of_accumulated_batches_keeps_gradients(tmp_path: Path) -> Non
         model.fit(regression(10, 4), verbose=False, checkpoint=manager)
 
 
-def test_a_checkpoint_is_a_place(tmp_path: Path) -> None:
-    model = compiled(small_net())
-    given: Any = rd.Checkpoint(net=model.module)
-    with pytest.raises(rd.InvalidArgumentError, match=r"must be a directory or an rd.CheckpointManager, got Checkp"):
-        model.fit(regression(10, 4), verbose=False, checkpoint=given)
-
-
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_two_replicas_go_on_as_if_they_had_not_been_interrupted(two: rd.MirroredStrategy, tmp_path: Path) -> None:
@@ -283,19 +276,6 @@ def test_a_checkpoint_of_two_replicas_goes_on_with_one(two: rd.MirroredStrategy,
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-def test_it_restores_the_same_again(tmp_path: Path) -> None:
-    progress = rd.State(epoch=3)
-    with rd.CheckpointManager(rd.Checkpoint(progress=progress), tmp_path, 1) as manager:
-        manager.save()
-    progress.epoch = 0
-    with rd.CheckpointManager(rd.Checkpoint(progress=progress), tmp_path, 1) as manager:
-        fit_manager = FitManager(manager)
-        found = fit_manager.restore()
-        progress.epoch = 7
-        assert fit_manager.restore() == found == str(tmp_path / "ckpt-1")
-    assert progress.epoch == 3
-
-
 def test_it_saves_when_it_is_to(tmp_path: Path) -> None:
     with rd.CheckpointManager(rd.Checkpoint(progress=rd.State()), tmp_path, None, checkpoint_interval=2) as manager:
         fit_manager = FitManager(manager, within_epochs=True, each_epoch=False)
@@ -319,70 +299,6 @@ def test_an_epoch_that_was_not_validated_has_no_part_in_the_best(tmp_path: Path)
             fit_manager.after_epoch({"loss": 1.0, "val_mae": 0.5})
 
 
-def test_it_removes_what_it_saved_once_all_is_done(tmp_path: Path) -> None:
-    with rd.CheckpointManager(rd.Checkpoint(progress=rd.State()), tmp_path / "kept", 2) as manager:
-        fit_manager = FitManager(manager, delete=True)
-        fit_manager.after_epoch({})
-        fit_manager.finish()
-        assert not (tmp_path / "kept").exists()
-
-
-class Noting:
-    """Writes down what it is told."""
-
-    def __init__(self, found: str | None, calls: list[Any]) -> None:
-        self._found = found
-        self._calls = calls
-
-    def restore(self) -> str | None:
-        self._calls.append(("restore", self._found))
-        return self._found
-
-    def after_execution(self) -> None:
-        self._calls.append("execution")
-
-    def after_epoch(self, logs: dict[str, Any]) -> None:
-        self._calls.append(logs)
-
-    def finish(self) -> None:
-        self._calls.append("finish")
-
-
-def checkpoints_of(managers: Any) -> FitCheckpoints:
-    return FitCheckpoints(managers, FitState())
-
-
-def test_the_first_with_a_checkpoint_restores() -> None:
-    calls: list[Any] = []
-    checkpoints = checkpoints_of([Noting(None, calls), Noting("a", calls), Noting("b", calls)])
-    assert checkpoints.restore()
-    checkpoints.restore_again()
-    assert calls == [("restore", None), ("restore", "a"), ("restore", "a")]
-
-
-def test_without_any_nothing_is_restored() -> None:
-    checkpoints = checkpoints_of([Noting(None, [])])
-    assert not checkpoints.restore()
-    checkpoints.restore_again()
-
-
-def test_all_are_told() -> None:
-    calls: list[Any] = []
-    checkpoints = checkpoints_of([Noting(None, calls), Noting(None, calls)])
-    checkpoints.after_execution()
-    checkpoints.after_epoch({"loss": 0.5})
-    checkpoints.finish()
-    assert calls == ["execution", "execution", {"loss": 0.5}, {"loss": 0.5}, "finish", "finish"]
-
-
-@pytest.mark.parametrize(("stop", "why"), [(True, "was stopped then"), (False, r"ends there \(epochs=3\)")])
-def test_it_says_that_nothing_is_left(stop: bool, why: str) -> None:
-    state = FitState()
-    state.epoch, state.stop = 3, stop
-    with pytest.warns(UserWarning, match=rf"the end of epoch 3, and training {why}. Give a larger number"):
-        FitCheckpoints([], state).warn_nothing_is_left(3)
-
-
 class Count(rd.Callback):
     """Counts from a number on."""
 
@@ -398,19 +314,6 @@ class Count(rd.Callback):
 
 class Other(rd.Callback):
     pass
-
-
-def test_it_goes_on_where_another_was() -> None:
-    state = FitState()
-    state.epoch, state.batches, state.saw_data = 2, 5, True
-    state.end_training({"loss": 0.5})
-    again = FitState()
-    again.load_state_dict(state.state_dict())
-    assert again.state_dict() == state.state_dict()
-    assert again.is_within_epoch
-    again.end_epoch({"loss": 0.5, "val_loss": 1.0})
-    assert (again.epoch, again.batches, again.logs, again.is_within_epoch) == (3, 0, None, False)
-    assert again.last_logs == {"loss": 0.5, "val_loss": 1.0}
 
 
 def test_callbacks_take_the_state_of_their_like() -> None:

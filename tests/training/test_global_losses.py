@@ -210,7 +210,7 @@ def test_losses_are_not_disturbed_by_the_comparison(strategy: rd.Strategy) -> No
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-15)
 
 
-CLASSES = torch.tensor([1.0, 0.5, 4.0], dtype=torch.float64)
+CLASS_WEIGHTS = torch.tensor([1.0, 0.5, 4.0], dtype=torch.float64)
 
 
 class Pieces:
@@ -245,16 +245,16 @@ def soft(target: torch.Tensor) -> torch.Tensor:
     "loss",
     [
         lambda p, t: F.cross_entropy(p, t),
-        lambda p, t: F.cross_entropy(p, t, weight=CLASSES, label_smoothing=0.2),
-        lambda p, t: F.cross_entropy(p, soft(t), weight=CLASSES),
-        lambda p, t: F.nll_loss(p.log_softmax(1), t, CLASSES),
+        lambda p, t: F.cross_entropy(p, t, weight=CLASS_WEIGHTS, label_smoothing=0.2),
+        lambda p, t: F.cross_entropy(p, soft(t), weight=CLASS_WEIGHTS),
+        lambda p, t: F.nll_loss(p.log_softmax(1), t, CLASS_WEIGHTS),
         lambda p, t: nn.CrossEntropyLoss()(p, t) / 2 + 0.1 * F.mse_loss(p, soft(t)),
         lambda p, t: torch.sqrt(F.l1_loss(p, soft(t))),
         lambda p, t: F.huber_loss(p[t >= 0], soft(t)[t >= 0]),
         lambda p, t: F.mse_loss(p, soft(t), weight=soft(t) + 0.5),  # type: ignore[call-arg]
-        lambda p, t: F.binary_cross_entropy_with_logits(p, soft(t), weight=CLASSES),
+        lambda p, t: F.binary_cross_entropy_with_logits(p, soft(t), weight=CLASS_WEIGHTS),
         lambda p, t: F.kl_div(p.log_softmax(1), soft(t), reduction="batchmean"),
-        lambda p, t: F.multi_margin_loss(p, t.clamp(min=0), weight=CLASSES),
+        lambda p, t: F.multi_margin_loss(p, t.clamp(min=0), weight=CLASS_WEIGHTS),
         lambda p, t: torch.stack([F.cross_entropy(p, t), F.mse_loss(p, soft(t)).to(torch.float64)]).sum(),
         lambda p, t: torch.zeros((), dtype=torch.float64) + F.cross_entropy(p, t),
     ],

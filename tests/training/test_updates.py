@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 
 import raydist as rd
-from raydist.training.updates import Accumulation, optimizer_by_name, require_optimizer, scheduler_of
+from raydist.training.updates import optimizer_by_name, require_optimizer, scheduler_of
 from tests.shared_strategies import few_workers
 from tests.training.toys import batches_of, column, compiled, line, regression, regression_arrays, small_net
 
@@ -96,20 +96,6 @@ def test_a_scheduler_of_ones_own_follows_the_steps() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 4)
 
 
-def test_a_group_knows_when_it_is_full() -> None:
-    group = Accumulation(2)
-    assert group.is_empty
-    parameter = nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.tensor([12.0])
-    group.add(1)
-    assert not group.is_full
-    group.add(torch.tensor(3.0))
-    assert group.is_full
-    group.take_mean([parameter])
-    assert group.is_empty
-    assert parameter.grad.item() == 3.0
-
-
 def test_schedulers_that_cannot_follow_are_refused() -> None:
     optimizer, other = (momentum(line()) for _ in range(2))
     cases: list[tuple[Any, str]] = [
@@ -121,33 +107,6 @@ def test_schedulers_that_cannot_follow_are_refused() -> None:
     for given, message in cases:
         with pytest.raises(rd.InvalidArgumentError, match=message):
             scheduler_of(given, optimizer)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"clip_norm": 0.0}, "clip_norm must be > 0 or None, got 0.0"),
-        ({"accumulate_steps": 0}, "accumulate_steps must be >= 1, got 0"),
-        ({"precision": "fp8"}, 'precision must be "bf16", "fp16" or None, got \'fp8\''),
-        ({"loss_reduction": "rows"}, 'loss_reduction must be "mean", "sum" or None'),
-    ],
-)
-def test_settings_are_checked_when_they_are_given(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        compiled(line(), **settings)
-
-
-def test_parameters_of_the_model_and_of_its_loss_may_be_trained() -> None:
-    module, loss = nn.Linear(2, 1), nn.Linear(1, 1)
-    require_optimizer(torch.optim.SGD([*module.parameters(), *loss.parameters()], lr=0.1), module, loss)
-
-
-def test_others_are_refused() -> None:
-    module, other = nn.Linear(2, 1), nn.Linear(3, 1)
-    with pytest.raises(rd.InvalidArgumentError, match=r"2 of its 2 are not among them, .* shape \(1, 3\)"):
-        require_optimizer(torch.optim.SGD(other.parameters(), lr=0.1), module, nn.MSELoss())
-    with pytest.raises(rd.InvalidArgumentError, match="must be a torch.optim.Optimizer, got 'sgd'"):
-        require_optimizer("sgd", module, nn.MSELoss())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 
 import raydist as rd
 from raydist.training.callbacks.callback import BatchLogs
-from raydist.training.callbacks.hooks import PredictHooks, TestHooks, TrainHooks
 from tests.training.callbacks.scripted import history_of
 from tests.training.toys import Recorder, compiled, regression, small_net
 
@@ -51,17 +49,6 @@ def test_the_batch_end_hook_gets_logs_in_evaluate_and_predict() -> None:
     assert seen == {"test": [["loss"], ["loss"]], "predict": [(4, 1), (1, 1)]}
 
 
-def test_evaluate_and_predict_call_their_hooks_in_order() -> None:
-    model = compiled(small_net())
-    recorder = Recorder()
-    model.evaluate(regression(4, 4), callbacks=[recorder], verbose=False)
-    model.predict(regression(4, 4), callbacks=[recorder], verbose=False)
-    assert recorder.calls == [
-        *("test_begin", "test_batch_begin 0", "test_batch_end 0", "test_end"),
-        *("predict_begin", "predict_batch_begin 0", "predict_batch_end 0", "predict_end"),
-    ]
-
-
 def test_batch_logs_are_read_once_and_only_if_looked_at() -> None:
     reads: list[int] = []
 
@@ -88,15 +75,6 @@ def test_unread_batch_logs_can_not_be_read_after_their_hook() -> None:
 def test_a_class_is_no_callback() -> None:
     with pytest.raises(rd.InvalidArgumentError, match="instances of raydist.Callback.*Was a class passed"):
         compiled(small_net()).fit(regression(4, 4), callbacks=[Recorder], verbose=False)  # type: ignore[list-item]
-
-
-def test_a_callback_has_every_hook_and_none_does_anything() -> None:
-    names = [name for kind in (TrainHooks, TestHooks, PredictHooks) for name in vars(kind) if name.startswith("on_")]
-    assert len(names) == 16
-    callback = rd.Callback()
-    for name in names:
-        hook = getattr(callback, name)
-        assert hook(*([{}] * len(inspect.signature(hook).parameters))) is None
 
 
 def test_functions_are_called_as_hooks() -> None:

@@ -1,4 +1,4 @@
-"""Learning rates, and the callbacks that change them."""
+"""Callbacks that watch a logged value: they stop training or change learning rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassAccuracy
 
 import raydist as rd
-from raydist.training.callbacks.learning_rates import change_rates, rates_of
+from raydist.training.callbacks.learning_rates import change_rates
 from raydist.training.callbacks.monitor import Monitor
 from tests.training.callbacks.scripted import history_of
 from tests.training.toys import Recorder, column, compiled, line, regression, small_net, weights_of
@@ -20,13 +20,6 @@ from tests.training.toys import Recorder, column, compiled, line, regression, sm
 
 def optimizer(*rates: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in rates], lr=1.0)
-
-
-def test_each_group_has_a_rate_of_its_own() -> None:
-    both = optimizer(0.5, 0.25)
-    assert change_rates(both, lambda rate: rate / 2)
-    assert rates_of(both) == [0.25, 0.125]
-    assert not change_rates(both, lambda rate: rate)
 
 
 def test_a_rate_in_a_tensor_stays_one() -> None:
@@ -80,20 +73,19 @@ def test_a_missing_value_is_a_warning() -> None:
         history_of([1.0], rd.ReduceLROnPlateau())
 
 
-def test_its_state_goes_on() -> None:
-    first, second = (rd.ReduceLROnPlateau("score", patience=2, cooldown=3) for _ in range(2))
-    history_of([1.0, 2.0], first)
-    second.load_state_dict(first.state_dict())
-    assert (second.wait, second.cooldown_counter, second.state_dict()["best"]) == (1, 0, 1.0)
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"factor": 1.0}, "factor must be"), ({"cooldown": -1}, "must be >= 0"), ({"mode": "up"}, "mode must be")],
+    ("kind", "settings", "message"),
+    [
+        (rd.ReduceLROnPlateau, {"factor": 1.0}, "factor must be"),
+        (rd.ReduceLROnPlateau, {"cooldown": -1}, "must be >= 0"),
+        (rd.ReduceLROnPlateau, {"mode": "up"}, "mode must be"),
+        (rd.EarlyStopping, {"patience": -1}, "must be >= 0"),
+        (rd.EarlyStopping, {"min_delta": -1}, ">= 0"),
+    ],
 )
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+def test_bad_settings(kind: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(rd.InvalidArgumentError, match=message):
-        rd.ReduceLROnPlateau(**settings)
+        kind(**settings)
 
 
 class Script(rd.Callback):
@@ -150,20 +142,6 @@ def test_restores_the_best_weights() -> None:
 def test_nan_is_never_an_improvement() -> None:
     assert epochs_run([float("nan"), float("nan"), 1.0], patience=2)[0] == 2
     assert epochs_run([float("nan"), float("nan"), 1.0], patience=0)[0] == 2  # not after the first, as Keras
-
-
-def test_a_missing_value_is_a_warning_of_early_stopping() -> None:
-    with pytest.warns(UserWarning, match=r"monitors 'val_loss', which is not among the logs \['loss'\]"):
-        compiled(small_net()).fit(regression(4, 4), callbacks=[rd.EarlyStopping()], verbose=False)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"mode": "up"}, "mode must be"), ({"patience": -1}, "must be >= 0"), ({"min_delta": -1}, ">= 0")],
-)
-def test_bad_settings_of_early_stopping(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        rd.EarlyStopping(**settings)
 
 
 @pytest.mark.parametrize(
@@ -274,10 +252,3 @@ def test_a_value_must_be_one_number() -> None:
         assert monitor.value({}) is None
     with pytest.raises(rd.InvalidArgumentError, match="EarlyStopping must monitor a single number"):
         monitor.value({"map": torch.ones(2)})
-
-
-def test_restarting_forgets_all_but_the_threshold() -> None:
-    monitor = Monitor("loss", threshold=0.5)
-    monitor.best = 0.1
-    monitor.restart()
-    assert monitor.best == 0.5
