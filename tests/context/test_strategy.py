@@ -115,3 +115,9 @@ def test_mirrored_variables_are_updated_on_every_replica(ray_cluster: object) ->
         assert str(ids) == "PerReplica(0: 1.0, 1: 2.0)"
         batches = list(strategy.distribute_dataset(rd.Dataset.range(3).batch(3)))
         assert [repr(batch) for batch in batches] == ["PerReplica(0: tensor([0, 1]), 1: tensor([2]))"]
+
+
+def test_a_whole_dataset_is_no_batch() -> None:
+    dataset = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(1))
+    with pytest.raises(rd.InvalidArgumentError, match=r"got a DistributedDataset. Give args=\(iter\(dataset\),\)"):
+        require_call(len, (dataset,))

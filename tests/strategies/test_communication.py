@@ -77,12 +77,6 @@ def test_they_become_options(ops: rd.CrossDeviceOps, implementation: str) -> Non
     assert options_of(ops, None) == ops.communication_options
 
 
-def test_options_alone_stay_what_they_are() -> None:
-    given = rd.CommunicationOptions(implementation="gloo")
-    assert options_of(None, given) is given
-    assert options_of(rd.ReductionToOneDevice(), given) == given
-
-
 def test_two_implementations_contradict() -> None:
     with pytest.raises(rd.InvalidArgumentError, match="'hierarchical'.* and 'gloo'"):
         rd.MirroredStrategy(

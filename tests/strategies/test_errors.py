@@ -1,4 +1,4 @@
-"""What goes wrong in steps on real replicas, and what is told of it."""
+"""Errors of steps on real replicas, and the state of the program after them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import raydist as rd
 from tests.odd_errors import Departure, Mute
 from tests.strategies.replica_rows import rows
 
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
+
 def test_a_batch_of_more_replicas_loses_no_rows_in_silence(two: rd.MirroredStrategy) -> None:
     of_three = rd.PerReplica([torch.ones(1)] * 3)
     with pytest.raises(rd.InvalidArgumentError, match="each of the 2 replicas, got one with 3"):
@@ -30,8 +30,6 @@ def test_a_batch_of_more_replicas_loses_no_rows_in_silence(two: rd.MirroredStrat
     assert two.gather(two.run(lambda x: x, args=(rows(two, [[1.0], [2.0]]),)), 0).tolist() == [1.0, 2.0]
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1)
@@ -51,8 +49,6 @@ def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.Mirro
         assert values[0] == values[1]
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_a_step_that_moves_the_model_is_told_so_and_the_model_stays(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1, bias=False)
@@ -69,8 +65,6 @@ def test_a_step_that_moves_the_model_is_told_so_and_the_model_stays(two: rd.Mirr
     )
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_a_model_that_the_program_moves_is_named_with_its_way_back(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1)
@@ -101,8 +95,6 @@ def wrap_model() -> bool:
     return nn.parallel.DistributedDataParallel(nn.Linear(1, 1)).training
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("step", "kind", "message"),
     [
@@ -123,8 +115,6 @@ def test_what_a_step_must_not_call_says_what_to_call(
     assert two.run(lambda: 1).values == (1, 1)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_parameters_that_one_replica_puts_into_other_places_are_named(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -143,8 +133,6 @@ def test_parameters_that_one_replica_puts_into_other_places_are_named(two: rd.Mi
     assert two.run(step, args=(False,), options=checked).values == (True, True)  # all have those of the first again
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Mute, (1, 2))])
 def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
     two: rd.MirroredStrategy, kind: type[BaseException], args: tuple[Any, ...]
@@ -162,23 +150,6 @@ def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
     assert two.run(step, args=(False,)).values == (1, 1)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-def test_an_old_error_read_late_harms_nothing(two: rd.MirroredStrategy) -> None:
-    def step(fail: torch.Tensor) -> int:
-        assert not fail, "asked to fail"
-        return 1
-
-    two.run(step, args=(torch.tensor(False),))
-    failed = two.run(step, args=(torch.tensor(True),))
-    for _ in range(2):
-        with pytest.raises(AssertionError, match="asked to fail"):
-            two.local_results(failed)
-        assert two.run(lambda: rd.get_replica_context().all_reduce("SUM", 1.0).item()).values == (2.0, 2.0)
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", [1, 300_000])  # of results that come by the channel, and by Ray
 @pytest.mark.parametrize("odd", ["all", "one"])
 def test_another_nest_than_before_is_told_where_it_is_passed_on_unread(
@@ -195,8 +166,6 @@ def test_another_nest_than_before_is_told_where_it_is_passed_on_unread(
         two.local_results(two.run(torch.sum, args=(changed["a"],)))
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("runs_before", [False, True])
 def test_a_step_method_that_replicas_would_not_run_is_told(two: rd.MirroredStrategy, runs_before: bool) -> None:
     with two.scope():
@@ -216,8 +185,6 @@ def test_a_step_method_that_replicas_would_not_run_is_told(two: rd.MirroredStrat
     two.run(step)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_what_cannot_be_pickled_is_named(two: rd.MirroredStrategy) -> None:
     lock = threading.Lock()
 
@@ -230,8 +197,6 @@ def test_what_cannot_be_pickled_is_named(two: rd.MirroredStrategy) -> None:
         two.run(lambda: threading.Lock())
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_an_error_is_told_once(ray_cluster: None) -> None:
     strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
     with strategy, pytest.raises(ZeroDivisionError):
@@ -239,34 +204,6 @@ def test_an_error_is_told_once(ray_cluster: None) -> None:
     assert strategy._closed
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("fn", "args", "message"),
-    [
-        (3, (), "needs a function, got 3"),
-        (len, rd.PerReplica([1, 2]), r"must be a tuple of the function's arguments, got PerReplica"),
-        (len, "distributed", r"iter\(dataset\)"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["mirrored", "one device"])
-def test_bad_calls(two: rd.MirroredStrategy, kind: str, fn: Any, args: Any, message: str) -> None:
-    strategy = two if kind == "mirrored" else rd.OneDeviceStrategy()
-    if args == "distributed":
-        args = (strategy.distribute_dataset(rd.Dataset.range(3).batch(1)),)
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        strategy.run(fn, args=args)
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-def test_a_dataset_function_must_give_a_dataset(two: rd.MirroredStrategy) -> None:
-    with pytest.raises(rd.SpecError, match="raydist.Dataset or a torch DataLoader must be given, got list"):
-        two.distribute_datasets_from_function(lambda ctx: [1])  # type: ignore[arg-type, return-value]
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_what_was_made_outside_of_the_scope_is_named(two: rd.MirroredStrategy) -> None:
     outside = nn.Linear(1, 1)
     foreign = torch.optim.SGD(outside.parameters(), lr=0.1)
@@ -278,8 +215,6 @@ def test_what_was_made_outside_of_the_scope_is_named(two: rd.MirroredStrategy) -
         two.run(lambda: foreign.step())
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_a_variable_of_another_strategy_is_named(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1)
@@ -294,14 +229,10 @@ def test_a_variable_of_another_strategy_is_named(two: rd.MirroredStrategy) -> No
         other.run(step)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_sigterm_ends_replicas_at_once(two: rd.MirroredStrategy) -> None:
     assert two.run(lambda: signal.getsignal(signal.SIGTERM) == signal.SIG_DFL).values == (True, True)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "meet",
     [
@@ -332,7 +263,6 @@ def test_an_error_that_was_caught_is_not_raised_again(two: rd.MirroredStrategy, 
     assert two.run(lambda: 1).values == (1, 1)
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("failing", [0, 1])
 def test_statistics_and_metrics_after_a_failed_step(two: rd.MirroredStrategy, failing: int) -> None:
     with two.scope():
@@ -373,7 +303,6 @@ def test_statistics_and_metrics_after_a_failed_step(two: rd.MirroredStrategy, fa
     assert seen() == (0.75 / 2 + 0.75, twice)
 
 
-@pytest.mark.ray
 def test_rows_that_a_replica_stood_in_for_are_not_counted_by_a_failed_step(two: rd.MirroredStrategy) -> None:
     with two.scope():
         total = torchmetrics.SumMetric()
@@ -397,7 +326,6 @@ def test_rows_that_a_replica_stood_in_for_are_not_counted_by_a_failed_step(two: 
     assert (total.compute().item(), norm.running_mean.item()) == (6.0, 0.75)
 
 
-@pytest.mark.ray
 def test_a_step_that_appends_to_a_captured_list_is_warned_of_once(two: rd.MirroredStrategy) -> None:
     losses: list[float] = []
 
@@ -415,7 +343,6 @@ def test_a_step_that_appends_to_a_captured_list_is_warned_of_once(two: rd.Mirror
     assert "changed losses: the program's own stays as it is" in str(warning.message)
 
 
-@pytest.mark.ray
 def test_a_method_that_counts_is_warned_of_when_its_results_are_not_read(two: rd.MirroredStrategy) -> None:
     class Trainer:
         count = 0

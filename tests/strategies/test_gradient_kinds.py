@@ -253,12 +253,9 @@ def training_step(model: Any, optimizer: torch.optim.Optimizer, what: str, backe
 
 
 USUAL = [("module", "aot_eager"), ("method", "eager"), ("loss", "eager"), ("step", "aot_eager")]
-OTHERS = [("module", "eager"), ("method", "aot_eager"), ("loss", "aot_eager"), ("step", "eager")]
 
 
-@pytest.mark.parametrize(
-    ("what", "backend"), [*USUAL, *(pytest.param(*case, marks=pytest.mark.long) for case in OTHERS)]
-)
+@pytest.mark.parametrize(("what", "backend"), USUAL)
 @traced
 def test_compiled_code_trains_as_plain_code_does(strategy: rd.Strategy, what: str, backend: str) -> None:
     with strategy.scope():

@@ -1,14 +1,9 @@
-"""Programs as in public bug reports of other frameworks' users: on replicas they train what one device trains."""
+"""Programs of public bug reports of other frameworks, and real digits: replicas train what one device trains."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +16,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import raydist as rd
 from tests.real_data import real_file
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 ROWS, BATCH = 22, 5  # the last batch leaves one of three replicas without rows
 Make = Callable[[], Any]
@@ -100,8 +97,6 @@ def two_ways() -> tuple[TwoWays, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.3)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
 def test_layers_that_only_unsynchronised_micro_batches_use(strategy: rd.Strategy) -> None:
     """Gradients of a backward pass under `no_sync` were never exchanged if the last pass used other layers."""
 
@@ -117,8 +112,6 @@ def test_layers_that_only_unsynchronised_micro_batches_use(strategy: rd.Strategy
     check(strategy, two_ways, train)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
 def test_layers_that_one_replica_or_no_replica_uses(strategy: rd.Strategy) -> None:
     """A parameter without a gradient was given zeros, so that weight decay moved it; or the step hung."""
 
@@ -131,8 +124,6 @@ def test_layers_that_one_replica_or_no_replica_uses(strategy: rd.Strategy) -> No
     check(strategy, two_ways, train)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
 def test_requires_grad_is_toggled_in_the_step(strategy: rd.Strategy) -> None:
     """The two networks of a GAN, of which the step freezes one after the other."""
 
@@ -156,8 +147,6 @@ def test_requires_grad_is_toggled_in_the_step(strategy: rd.Strategy) -> None:
     check(strategy, make, train)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
 def test_averaged_weights_of_spectrally_normalised_layers(strategy: rd.Strategy) -> None:
     """The vectors of the power iteration are buffers: those of each rank drifted, and their average with them."""
 
@@ -178,32 +167,6 @@ def test_averaged_weights_of_spectrally_normalised_layers(strategy: rd.Strategy)
     check(strategy, make, train)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
-def test_an_infinite_loss_of_one_replica_with_a_scaler(strategy: rd.Strategy) -> None:
-    """`GradScaler` skipped the step on the rank alone whose rows overflowed, and counted on with another scale."""
-    x, y = arrays()
-    y[6] = torch.inf
-
-    def make() -> tuple[Any, ...]:
-        model = net()
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
-        return model, torch.optim.SGD(model.parameters(), lr=0.1), scaler
-
-    def train(made: Any, x: torch.Tensor, y: torch.Tensor, number: int) -> None:
-        model, optimizer, scaler = made
-        optimizer.zero_grad()
-        scaler.scale(F.mse_loss(model(x), y)).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-
-    assert check(strategy, make, train, (x, y))[2].get_scale() == 16.0  # halved at the second batch, doubled since
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["of inputs", "of parameters"])
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_penalties_of_gradients(strategy: rd.Strategy, kind: str) -> None:
@@ -229,8 +192,6 @@ def test_penalties_of_gradients(strategy: rd.Strategy, kind: str) -> None:
     check(strategy, make, train)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
 def test_negatives_of_all_replicas(strategy: rd.Strategy) -> None:
     """A contrastive loss whose ranks saw their own rows alone, or got no gradients through those of others."""
 
@@ -253,8 +214,6 @@ def test_negatives_of_all_replicas(strategy: rd.Strategy) -> None:
     check(strategy, make, train)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
 def test_a_decision_about_the_loss_of_all_rows(strategy: rd.Strategy) -> None:
     """Each rank left out the batches in which its own rows had a spike, and waited for the others."""
     x, y = arrays()
@@ -275,7 +234,6 @@ def test_a_decision_about_the_loss_of_all_rows(strategy: rd.Strategy) -> None:
     check(strategy, make, train, (x, y))
 
 
-ROOT = Path(__file__).parent.parent.parent
 BATCH_SIZE = 128
 NUM_TRAIN = 8000
 
@@ -317,8 +275,6 @@ def losses_of_an_epoch(strategy: rd.Strategy, images: Any, labels: Any) -> list[
     return [float(loss / count) for loss, count in sums]
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(240)
 def test_every_step_has_the_loss_of_one_replica(two: rd.MirroredStrategy) -> None:
     data = np.load(real_file("mnist10k.npz"))
     losses = losses_of_an_epoch(two, data["images"], data["labels"])
@@ -326,16 +282,3 @@ def test_every_step_has_the_loss_of_one_replica(two: rd.MirroredStrategy) -> Non
     assert len(losses) == -(-NUM_TRAIN // BATCH_SIZE)
     assert losses[-1] < losses[0] / 3
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.ray
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_two_replicas_learn_to_read_digits() -> None:
-    flags = ["--strategy", "mirrored", "--replicas", "2", "--epochs", "3", "--data", str(real_file("mnist10k.npz"))]
-    command = [sys.executable, str(ROOT / "examples" / "digits_fit.py"), *flags]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    (accuracy,) = re.findall(r"^test accuracy: (\d\.\d+)$", done.stdout, flags=re.MULTILINE)
-    assert float(accuracy) >= 0.96

@@ -30,17 +30,6 @@ def test_arguments_are_split_or_sent_to_all(two: rd.MirroredStrategy) -> None:
     assert rank.values == (0, 1)
 
 
-def test_nests_come_back_as_nests_and_none_as_none(two: rd.MirroredStrategy) -> None:
-    def step() -> dict[str, Any]:
-        return {"a": (1, None), "b": "text"}
-
-    result = two.run(step)
-    assert result["a"][0].values == (1, 1)
-    assert result["a"][1] is None
-    assert two.local_results(result["b"]) == ("text", "text")
-    assert two.run(lambda: None) is None
-
-
 def test_classes_of_the_program_come_back_as_they_are(two: rd.MirroredStrategy) -> None:
     Pair = namedtuple("Pair", "first second")  # no other process can import it: it travels by value
 
@@ -139,44 +128,6 @@ def test_gradients_are_global_when_backward_returns(two: rd.MirroredStrategy) ->
     assert plain.values[0].item() == (1.5 + 6.0) / 2
 
 
-def test_sum_adds_gradients(two: rd.MirroredStrategy) -> None:
-    with two.scope():
-        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        weight.grad = None
-        ctx = rd.get_replica_context()
-        denominator = ctx.all_reduce(rd.ReduceOp.SUM, len(x))
-        ((weight * x).sum() / denominator).backward()
-        assert weight.grad is not None
-        return weight.grad
-
-    options = rd.RunOptions(gradient_reduce_op=rd.ReduceOp.SUM)
-    grads = two.run(step, args=(rows(two, [[1.0, 2.0], [6.0]]),), options=options)
-    assert [grad.item() for grad in grads.values] == [3.0, 3.0]
-
-
-def test_collectives_in_a_step(two: rd.MirroredStrategy) -> None:
-    def step(x: torch.Tensor) -> dict[str, Any]:
-        ctx = rd.get_replica_context()
-        rank = ctx.replica_id_in_sync_group
-        return {
-            "sum": ctx.all_reduce("SUM", {"x": x.sum()})["x"],
-            "mean": ctx.all_reduce("MEAN", rank),
-            "all": ctx.all_gather(x, 0),
-            "merged": ctx.merge_call(lambda strategy, r: strategy.reduce("SUM", r), args=(rank,)),
-            "count": ctx.num_replicas_in_sync,
-            "strategy": ctx.strategy.num_replicas_in_sync,
-        }
-
-    result = two.run(step, args=(rows(two, [[1.0, 2.0], [4.0]]),))
-    assert [v.item() for v in result["sum"].values] == [7.0, 7.0]
-    assert [v.item() for v in result["mean"].values] == [0.5, 0.5]
-    assert [v.tolist() for v in result["all"].values] == [[1.0, 2.0, 4.0]] * 2
-    assert [v.item() for v in result["merged"].values] == [1, 1]
-    assert result["count"].values == result["strategy"].values == (2, 2)
-
-
 def test_gradients_travel_through_a_group_of_ray(two: rd.MirroredStrategy) -> None:
     def groups(name: str) -> tuple[bool, str]:
         from ray.util import collective
@@ -216,13 +167,6 @@ def test_replicas_follow_the_drivers_seed_on_streams_of_their_own(two: rd.Mirror
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], first[1])
-
-
-def test_local_results_of_nests_are_nests(two: rd.MirroredStrategy) -> None:
-    data = rd.Dataset.from_tensor_slices((np.arange(3), np.arange(3) * 10)).batch(3)
-    (batch,) = two.distribute_dataset(data)
-    first, second = two.local_results(batch)
-    assert [leaf.tolist() for leaf in first + second] == [[0, 1], [0, 10], [2], [20]]
 
 
 def test_the_older_spellings_work(two: rd.MirroredStrategy) -> None:

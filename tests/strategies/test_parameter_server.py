@@ -154,13 +154,6 @@ def test_what_is_scheduled_comes_back_in_nests(coordinator: rd.ClusterCoordinato
     assert values[0].done
 
 
-def test_large_results_and_arguments_travel_as_well(coordinator: rd.ClusterCoordinator) -> None:
-    big = torch.arange(100_000.0)
-    values = [coordinator.schedule(lambda x, n: x + n, args=(big, n)) for n in range(6)]
-    for number, value in enumerate(values):
-        assert torch.equal(value.get(), big + number)
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

@@ -1,4 +1,4 @@
-"""Steps that return another nest because of what they hold or are given: each result is what its step returned."""
+"""Results of steps: their structure and classes, and those of two strategies in one program."""
 
 from __future__ import annotations
 
@@ -22,21 +22,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 class Trainer:
     heads: tuple[str, ...] = ("a",)
 
-    def train(self, x: torch.Tensor) -> Any:
-        return x.sum()
-
-    def test(self, x: torch.Tensor) -> Any:
-        return {"sum": x.sum(), "n": x}
-
     def by_head(self, x: torch.Tensor) -> Any:
         return {head: x.sum() for head in self.heads}
-
-
-def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapper(*args: Any) -> Any:
-        return fn(*args)
-
-    return wrapper
 
 
 def naming(names: Any) -> Callable[[torch.Tensor], Any]:
@@ -44,13 +31,6 @@ def naming(names: Any) -> Callable[[torch.Tensor], Any]:
         return {name: x.sum() for name in names}
 
     return step
-
-
-def test_methods_in_a_decorator_and_attributes_of_self(two: rd.MirroredStrategy) -> None:
-    x, trainer = rows(two, [[1.0], [2.0]]), Trainer()
-    for wrap in (lambda fn: fn, functools.partial):
-        assert two.reduce("SUM", two.run(decorated(wrap(trainer.train)), args=(x,))) == 3
-        assert two.reduce("SUM", two.run(decorated(wrap(trainer.test)), args=(x,))["sum"]) == 3
 
 
 def test_another_structure_than_in_the_last_call_is_an_error_where_it_is_read_and_known_from_then_on(

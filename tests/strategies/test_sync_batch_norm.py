@@ -56,13 +56,6 @@ def test_replicas_train_like_one_with_batch_norm(
         torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12, msg=name)
 
 
-def test_alone_it_is_torchs_layer() -> None:
-    x = torch.from_numpy(ROWS)
-    mine, theirs = SyncBatchNorm(2).double(), nn.BatchNorm1d(2).double()
-    assert torch.equal(mine(x), theirs(x))
-    assert torch.equal(mine.eval()(x), theirs.eval()(x))
-
-
 def test_convert_keeps_parameters_and_everything_else() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, momentum=None), nn.Sequential(nn.BatchNorm1d(3)))
     names = dict(model.named_parameters())
@@ -210,8 +203,3 @@ def test_a_single_row_is_an_error_as_on_one_replica(mirrored: Callable[[int], rd
         strategy.local_results(strategy.run(layer, args=(single,)))
     with pytest.raises(ValueError, match="more than 1 value per channel when training"):
         SyncBatchNorm(2)(torch.ones(1, 2))
-
-
-def test_rows_need_features() -> None:
-    with pytest.raises(ValueError, match=r"needs \(rows, features"):
-        SyncBatchNorm(2)(torch.ones(3))

@@ -1,4 +1,4 @@
-"""Stand-ins for models of transformers, peft, timm and torch_geometric.
+"""Stand-ins for models of transformers, peft and timm.
 
 `test_packaged_models.py` copies this file into a folder for installed packages, and imports it from there.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["Batch", "CausalModel", "ConvNet", "GraphClassifier", "SequenceClassifier", "get_peft_model"]
+__all__ = ["CausalModel", "ConvNet", "SequenceClassifier", "get_peft_model"]
 
 WORDS, WIDTH, CLASSES = 20, 8, 3
 
@@ -185,33 +185,4 @@ class ConvNet(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.bn(self.conv(images)).mean((2, 3)))
-        return logits
-
-
-class Batch:
-    """As torch_geometric's: graphs as one with several components."""
-
-    def __init__(self, graphs: Sequence[dict[str, torch.Tensor]]) -> None:
-        counts = [len(graph["x"]) for graph in graphs]
-        offsets = [sum(counts[:place]) for place in range(len(counts))]
-        self.x = torch.cat([graph["x"] for graph in graphs])
-        self.y = torch.stack([graph["y"] for graph in graphs])
-        pairs = zip(graphs, offsets, strict=True)
-        self.edge_index = torch.cat([graph["edge_index"] + offset for graph, offset in pairs], dim=1)
-        self.batch = torch.repeat_interleave(torch.arange(len(graphs)), torch.tensor(counts))
-
-
-class GraphClassifier(nn.Module):
-    """Sums over neighbours, and a mean over each graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.own, self.others, self.head = nn.Linear(4, WIDTH), nn.Linear(4, WIDTH), nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        source, target = batch.edge_index
-        sums = torch.zeros_like(batch.x).index_add(0, target, batch.x[source])
-        hidden = torch.tanh(self.own(batch.x) + self.others(sums))
-        pooled = hidden.new_zeros(len(batch.y), WIDTH).index_add(0, batch.batch, hidden)
-        logits: torch.Tensor = self.head(pooled / torch.bincount(batch.batch)[:, None])
         return logits

@@ -1,4 +1,4 @@
-"""Averaged weights (EMA, SWA) and gradient checkpointing on several replicas are those of one device."""
+"""Averaged weights (EMA, SWA) on several replicas are those of one device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
-from torch.utils.checkpoint import checkpoint
 
 import raydist as rd
 from tests.training.toys import batches_of, regression, regression_arrays, small_net
@@ -120,29 +119,3 @@ def test_update_bn_on_the_driver(strategy: rd.Strategy) -> None:
     with strategy.scope():
         predicted = rd.Model(average).predict(x, batch_size=5, verbose=False)
     torch.testing.assert_close(torch.as_tensor(predicted), expected(x).detach())
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, use_reentrant: bool) -> None:
-        super().__init__()
-        self.inner, self.use_reentrant = small_net(), use_reentrant
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.requires_grad_() if self.use_reentrant else x
-        y: torch.Tensor = checkpoint(self.inner, x, use_reentrant=self.use_reentrant)
-        return y
-
-
-@pytest.mark.parametrize("accumulate_steps", [1, 2])
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_gradient_checkpointing_gives_the_same(
-    strategy: rd.Strategy, use_reentrant: bool, accumulate_steps: int
-) -> None:
-    nets: list[nn.Module] = []
-    for make in (lambda: Checkpointed(use_reentrant), small_net):
-        with strategy.scope():
-            model = rd.Model(make())
-            model.compile(torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), accumulate_steps=accumulate_steps)
-        model.fit(regression(ROWS, BATCH), epochs=2, verbose=False)
-        nets.append(getattr(model.module, "inner", model.module))
-    assert_same(*nets)

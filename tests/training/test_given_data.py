@@ -52,12 +52,6 @@ def test_a_shuffle_is_new_in_every_epoch_and_follows_torchs_seed() -> None:
     assert rows_of(given(X, Y, shuffle=True)) not in (first, second)
 
 
-def test_several_inputs_are_a_nest() -> None:
-    data = given({"a": X, "b": X[:, 0]}, (Y, Y))
-    x, y = next(iter(data))
-    assert (x["a"].shape, x["b"].shape, len(y)) == ((32, 1), (32,), 2)
-
-
 def test_predict_needs_no_targets() -> None:
     ((x,), *_) = given(X, what="predict")
     assert x.tolist() == X[:32].tolist()

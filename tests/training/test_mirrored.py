@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,10 @@ from torchmetrics import MeanSquaredError, PearsonCorrCoef
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Score
 
 import raydist as rd
-from tests.conftest import live_actors
-from tests.shared_strategies import dispatching_thread
 from tests.training.toys import Recorder, column, line, regression, regression_arrays, small_net
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
-NUM_REPLICAS = 3
 BATCH = 4
 # One row, a last batch of one row, of two, and two whole batches; in one step a call and in two.
 SIZES = [(1, 2), (5, 1), (6, 2), (8, 1)]
@@ -29,20 +25,9 @@ SHAPES = pytest.mark.parametrize(("num_rows", "steps_per_execution"), SIZES)
 FEW_SHAPES = pytest.mark.parametrize(("num_rows", "steps_per_execution"), SIZES[:3])
 
 
-@pytest.fixture(scope="module")
-def mirrored(
-    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
-) -> Iterator[rd.Strategy]:
-    """One strategy for all tests here: replica processes cost seconds to start, a new scope on them nothing."""
-    limits = rd.Timeouts(start_s=60, collective_s=30, step_s=60, input_s=60)
-    made = rd.MirroredStrategy(NUM_REPLICAS, resources_per_replica={"CPU": 0.01}, timeouts=limits)
-    with made as strategy:
-        before = live_actors()
-        for batch in strategy.distribute_dataset(rd.Dataset.range(1).batch(1)):
-            strategy.run(len, args=(batch,))
-        shared_actors |= live_actors() - before
-        shared_threads.add(dispatching_thread(made))
-        yield strategy
+@pytest.fixture
+def three(mirrored: Callable[[int], rd.MirroredStrategy]) -> rd.Strategy:
+    return mirrored(3)
 
 
 def built(strategy: rd.Strategy, make_net: Callable[[], nn.Module] = small_net, **settings: Any) -> rd.Model:
@@ -73,16 +58,14 @@ def weighted(num_rows: int) -> rd.Dataset:
 
 
 @SHAPES
-def test_fit_gives_the_same_parameters_and_history(
-    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int
-) -> None:
+def test_fit_gives_the_same_parameters_and_history(three: rd.Strategy, num_rows: int, steps_per_execution: int) -> None:
     def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
         model = built(strategy, steps_per_execution=steps_per_execution, metrics=lambda: {"mse": MeanSquaredError()})
         data = regression(num_rows, BATCH)
         history = model.fit(data, epochs=2, validation_data=regression(5, BATCH), verbose=False)
         return state(model), history.history
 
-    parameters, history = trained(mirrored)
+    parameters, history = trained(three)
     expected_parameters, expected_history = trained(rd.OneDeviceStrategy("cpu"))
     assert_same(parameters, expected_parameters)
     for name in ("loss", "val_loss"):
@@ -93,20 +76,20 @@ def test_fit_gives_the_same_parameters_and_history(
 
 
 @FEW_SHAPES
-def test_sample_weights_give_the_same(mirrored: rd.Strategy, num_rows: int, steps_per_execution: int) -> None:
+def test_sample_weights_give_the_same(three: rd.Strategy, num_rows: int, steps_per_execution: int) -> None:
     def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
         model = built(strategy, loss=nn.MSELoss(reduction="none"), steps_per_execution=steps_per_execution)
         history = model.fit(weighted(num_rows), epochs=2, verbose=False)
         return state(model), history.history, model.evaluate(weighted(num_rows), verbose=False)
 
-    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+    for found, expected in zip(trained(three), trained(rd.OneDeviceStrategy("cpu")), strict=True):
         assert_same(found, expected)
 
 
 @pytest.mark.parametrize("make_data", [regression, lambda rows, _: weighted(rows)], ids=["rows", "weights"])
 @pytest.mark.parametrize(("num_rows", "steps_per_execution"), [(1, 1), (9, 2), (14, 1)])
 def test_joined_batches_clipping_and_schedules_give_the_same(
-    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int, make_data: Callable[[int, int], rd.Dataset]
+    three: rd.Strategy, num_rows: int, steps_per_execution: int, make_data: Callable[[int, int], rd.Dataset]
 ) -> None:
     def trained(strategy: rd.Strategy) -> tuple[Any, float]:
         model = built(
@@ -120,7 +103,7 @@ def test_joined_batches_clipping_and_schedules_give_the_same(
         model.fit(make_data(num_rows, BATCH), epochs=2, verbose=False)
         return state(model), model.optimizer.param_groups[0]["lr"]
 
-    (found, rate), (expected, expected_rate) = trained(mirrored), trained(rd.OneDeviceStrategy("cpu"))
+    (found, rate), (expected, expected_rate) = trained(three), trained(rd.OneDeviceStrategy("cpu"))
     assert_same(found, expected)
     assert rate == expected_rate < 0.05
 
@@ -149,7 +132,7 @@ class Tagger(nn.Module):
     ],
 )
 def test_means_over_tokens_that_count_give_the_same(
-    mirrored: rd.Strategy, num_rows: int, class_weights: Any, kind: Any, steps_per_execution: int
+    three: rd.Strategy, num_rows: int, class_weights: Any, kind: Any, steps_per_execution: int
 ) -> None:
     rng = np.random.default_rng(0)
     tokens, tags = rng.integers(0, 7, (num_rows, 5)), rng.integers(0, 3, (num_rows, 5))
@@ -165,11 +148,11 @@ def test_means_over_tokens_that_count_give_the_same(
         history = model.fit(data, epochs=2, verbose=False)
         return state(model), history.history, model.evaluate(data, verbose=False)
 
-    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+    for found, expected in zip(trained(three), trained(rd.OneDeviceStrategy("cpu")), strict=True):
         assert_same(found, expected)
 
 
-def test_arrays_names_and_class_weights_give_the_same(mirrored: rd.Strategy) -> None:
+def test_arrays_names_and_class_weights_give_the_same(three: rd.Strategy) -> None:
     x, _ = regression_arrays(11)
     classes = np.arange(11) % 2
 
@@ -181,11 +164,11 @@ def test_arrays_names_and_class_weights_give_the_same(mirrored: rd.Strategy) -> 
         history = model.fit(x, classes, batch_size=BATCH, epochs=3, class_weight={1: 3.0}, verbose=False)
         return state(model), history.history
 
-    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+    for found, expected in zip(trained(three), trained(rd.OneDeviceStrategy("cpu")), strict=True):
         assert_same(found, expected)
 
 
-def test_a_loader_of_a_programs_own_dataset_gives_the_same(mirrored: rd.Strategy) -> None:
+def test_a_loader_of_a_programs_own_dataset_gives_the_same(three: rd.Strategy) -> None:
     x, y = regression_arrays(11)
 
     class Rows(torch.utils.data.Dataset[Any]):  # of the program itself: no replica can import it
@@ -202,23 +185,23 @@ def test_a_loader_of_a_programs_own_dataset_gives_the_same(mirrored: rd.Strategy
         history = model.fit(loader, epochs=2, validation_data=(x, y), verbose=False)
         return state(model), history.history
 
-    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+    for found, expected in zip(trained(three), trained(rd.OneDeviceStrategy("cpu")), strict=True):
         assert_same(found, expected)
 
 
-def test_a_scope_that_sums_gradients_changes_nothing(mirrored: rd.Strategy) -> None:
-    model, reference = built(mirrored), built(rd.OneDeviceStrategy("cpu"))
-    with mirrored.scope(gradient_reduce_op="SUM"):
+def test_a_scope_that_sums_gradients_changes_nothing(three: rd.Strategy) -> None:
+    model, reference = built(three), built(rd.OneDeviceStrategy("cpu"))
+    with three.scope(gradient_reduce_op="SUM"):
         model.fit(regression(5, BATCH), verbose=False)
-    with mirrored.scope(gradient_reduce_op="MEAN"):
+    with three.scope(gradient_reduce_op="MEAN"):
         """Back to the default, for the other tests."""
     reference.fit(regression(5, BATCH), verbose=False)
     assert_same(state(model), state(reference))
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 8])
-def test_predict_keeps_every_row_in_order(mirrored: rd.Strategy, num_rows: int) -> None:
-    model = built(mirrored, lambda: line(2.0))
+def test_predict_keeps_every_row_in_order(three: rd.Strategy, num_rows: int) -> None:
+    model = built(three, lambda: line(2.0))
     data = rd.Dataset.from_tensor_slices(column(list(range(num_rows)))).batch(BATCH)
     assert model.predict(data, verbose=False).flatten().tolist() == [2.0 * i for i in range(num_rows)]
 
@@ -232,8 +215,8 @@ class Pair(nn.Module):
         return {"y": self.inner(x), "both": (x, x.sum(dim=1))}
 
 
-def test_predict_gives_nests(mirrored: rd.Strategy) -> None:
-    with mirrored.scope():
+def test_predict_gives_nests(three: rd.Strategy) -> None:
+    with three.scope():
         model = rd.Model(Pair())
     prediction = model.predict(rd.Dataset.from_tensor_slices(column([1, 2, 3, 4, 5])).batch(4), verbose=False)
     assert prediction["y"].flatten().tolist() == [3.0, 6.0, 9.0, 12.0, 15.0]
@@ -241,7 +224,7 @@ def test_predict_gives_nests(mirrored: rd.Strategy) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [14])
-def test_metrics_with_sums_lists_and_custom_states_are_the_same(mirrored: rd.Strategy, num_rows: int) -> None:
+def test_metrics_with_sums_lists_and_custom_states_are_the_same(three: rd.Strategy, num_rows: int) -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(num_rows, 1)).astype(np.float32)
     y = (np.arange(num_rows) % 2).astype(np.float32)[:, None]
@@ -257,7 +240,7 @@ def test_metrics_with_sums_lists_and_custom_states_are_the_same(mirrored: rd.Str
         model = built(strategy, lambda: line(1.0).float(), metrics=metrics)
         return model.evaluate(data, verbose=False)
 
-    found, expected = evaluated(mirrored), evaluated(rd.OneDeviceStrategy("cpu"))
+    found, expected = evaluated(three), evaluated(rd.OneDeviceStrategy("cpu"))
     assert found.keys() == expected.keys()
     assert found["auroc"] == expected["auroc"]
     for name in expected:
@@ -266,7 +249,7 @@ def test_metrics_with_sums_lists_and_custom_states_are_the_same(mirrored: rd.Str
 
 @pytest.mark.parametrize(("num_rows", "steps_per_execution"), [(9, 1), (14, 2), (33, 1)])
 def test_metrics_that_guess_from_values_are_the_same(
-    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int
+    three: rd.Strategy, num_rows: int, steps_per_execution: int
 ) -> None:
     x = np.random.default_rng(1).normal(size=(num_rows, 1)).astype(np.float32)  # logits: many pieces look like scores
     data = rd.Dataset.from_tensor_slices((x, (np.arange(num_rows) % 2)[:, None])).batch(BATCH)
@@ -280,12 +263,12 @@ def test_metrics_that_guess_from_values_are_the_same(
         model = built(strategy, net, metrics=metrics, loss=loss, steps_per_execution=steps_per_execution)
         return model.evaluate(data, verbose=False) | model.fit(data, verbose=False).history
 
-    found, expected = numbers(mirrored), numbers(rd.OneDeviceStrategy("cpu"))
+    found, expected = numbers(three), numbers(rd.OneDeviceStrategy("cpu"))
     assert {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()} == found
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
-def test_batch_logs_and_hooks_are_the_same(mirrored: rd.Strategy, steps_per_execution: int) -> None:
+def test_batch_logs_and_hooks_are_the_same(three: rd.Strategy, steps_per_execution: int) -> None:
     def recorded(strategy: rd.Strategy) -> Recorder:
         recorder = Recorder(read=("batch_end", "test_batch_end", "epoch_end"))
         model = built(strategy, steps_per_execution=steps_per_execution)
@@ -294,27 +277,14 @@ def test_batch_logs_and_hooks_are_the_same(mirrored: rd.Strategy, steps_per_exec
         )
         return recorder
 
-    found, expected = recorded(mirrored), recorded(rd.OneDeviceStrategy("cpu"))
+    found, expected = recorded(three), recorded(rd.OneDeviceStrategy("cpu"))
     assert found.calls == expected.calls
     assert len(found.logs) == len(expected.logs)
     for logs, expected_logs in zip(found.logs, expected.logs, strict=True):
         assert_same(logs, expected_logs)
 
 
-def test_early_stopping_restores_the_best_weights(mirrored: rd.Strategy) -> None:
-    def trained(strategy: rd.Strategy) -> tuple[dict[str, Any], int]:
-        model = built(strategy)
-        stopping = rd.EarlyStopping("loss", mode="max", restore_best_weights=True)  # the loss falls: epoch 0 is best
-        history = model.fit(regression(6, BATCH), epochs=4, callbacks=[stopping], verbose=False)
-        assert model.evaluate(regression(6, BATCH), verbose=False)["loss"] < history.history["loss"][0]
-        return state(model), len(history.epoch)
-
-    (found, epochs), (expected, expected_epochs) = trained(mirrored), trained(rd.OneDeviceStrategy("cpu"))
-    assert_same(found, expected)
-    assert epochs == expected_epochs == 2
-
-
-def test_a_model_saved_by_one_strategy_goes_on_under_another(mirrored: rd.Strategy, tmp_path: Path) -> None:
+def test_a_model_saved_by_one_strategy_goes_on_under_another(three: rd.Strategy, tmp_path: Path) -> None:
     def resumed(strategy: rd.Strategy) -> dict[str, Any]:
         with strategy.scope():
             net = small_net()
@@ -324,9 +294,9 @@ def test_a_model_saved_by_one_strategy_goes_on_under_another(mirrored: rd.Strate
         model.fit(regression(6, BATCH), verbose=False)
         return state(model)
 
-    first = built(mirrored)
+    first = built(three)
     first.fit(regression(6, BATCH), verbose=False)
     first.save(tmp_path / "model")
     first.fit(regression(6, BATCH), verbose=False)
-    assert_same(resumed(mirrored), state(first))
+    assert_same(resumed(three), state(first))
     assert_same(resumed(rd.OneDeviceStrategy("cpu")), state(first))

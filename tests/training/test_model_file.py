@@ -50,33 +50,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert tensors["module.b"].dtype is torch.bfloat16
 
 
-def test_an_old_file_is_replaced_and_no_temporary_one_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    path.write_text("old")
-    written(path)
-    assert list(tmp_path.iterdir()) == [path]
-    assert read_model_file(path)[1].module_class == "m:N"
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path / "model")
-    before = path.read_bytes()
-
-    def full_disk(*args: object, **kwargs: object) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr("raydist.training.model_file.write_safetensors", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        written(path)
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.read_bytes() == before
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(rd.NotFoundError, match="none at .*absent"):
-        read_model_file(tmp_path / "absent")
-
-
 @pytest.mark.parametrize("length", [0, 4, 50, 600, -1])
 def test_a_truncated_file_is_refused(tmp_path: Path, length: int) -> None:
     path = written(tmp_path / "model")
@@ -204,12 +177,6 @@ def test_the_saved_class_is_built_again(tmp_path: Path) -> None:
     assert loaded.module.note == "trained"
     loaded.save(tmp_path / "again")
     assert same_state(rd.Model.load(tmp_path / "again", lambda width, bias: Net(width, bias=bias)).module, net)
-
-
-def test_a_class_without_arguments_needs_no_config(tmp_path: Path) -> None:
-    net = Net()
-    rd.Model(net).save(tmp_path / "model")
-    assert same_state(rd.Model.load(tmp_path / "model", Net).module, net)
 
 
 def test_a_given_module_is_loaded_in_place(tmp_path: Path) -> None:

@@ -246,9 +246,3 @@ def test_what_a_module_must_return() -> None:
     alone = built(rd.OneDeviceStrategy("cpu"), Regressor)
     with pytest.raises(rd.SpecError, match="predict needs outputs with one entry per input row"):
         alone.predict(batch_of_texts(), verbose=False)
-
-
-def test_bfloat16_computes_the_loss_as_well() -> None:
-    model = built(rd.OneDeviceStrategy("cpu"), lambda: Causal().float(), precision="bf16")
-    model.fit(texts(), verbose=False)
-    assert model.predict(texts(), verbose=False)["logits"].dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Stand-ins for models of transformers, peft, timm and torch_geometric train on replicas as on one device.
+"""Stand-ins for models of transformers, peft and timm train on replicas as on one device.
 
 `make test-hub` trains those of the packages themselves.
 """
@@ -158,39 +158,3 @@ def test_classes_of_the_package_are_its_own_on_replicas(package: Any, two: rd.Mi
         return type(model) is importlib.import_module(NAME).SequenceClassifier
 
     assert two.local_results(two.run(own_class)) == (True, True)
-
-
-def graph(index: int) -> dict[str, torch.Tensor]:
-    """A ring of three to six nodes with a label."""
-    num, draw = 3 + index % 4, torch.Generator().manual_seed(index)
-    ring = torch.stack([torch.arange(num), (torch.arange(num) + 1) % num])
-    return {
-        "x": torch.randn(num, 4, dtype=torch.float64, generator=draw),
-        "edge_index": ring,
-        "y": torch.tensor(index % packaged_models.CLASSES),
-    }
-
-
-def test_graphs(package: Any, two: rd.MirroredStrategy) -> None:
-    def graph_loss(model: Any, batch: Any) -> torch.Tensor:
-        return F.cross_entropy(model(batch), batch.y)
-
-    def make() -> Any:
-        return package.GraphClassifier().double()
-
-    starts = range(0, ROWS, BATCH)
-    batches = [packaged_models.Batch([graph(k) for k in range(at, min(at + BATCH, ROWS))]) for at in starts]
-    plain = train_plainly(seeded(make), batches, graph_loss)
-    with two.scope():
-        model = seeded(make)
-        optimizer = sgd(model)
-
-    def step(batch: Any) -> None:
-        optimizer.zero_grad()
-        graph_loss(model, batch).backward()
-        optimizer.step()
-
-    data = rd.Dataset.from_torch([graph(k) for k in range(ROWS)]).batch(BATCH, collate=packaged_models.Batch)
-    for batch in two.distribute_dataset(data):
-        two.run(step, args=(batch,))
-    assert_same(model.state_dict(), plain.state_dict())

@@ -20,10 +20,8 @@ from raydist.training.progress import (
     ProgressMeter,
     Report,
     Reporter,
-    SilentView,
     TerminalView,
     View,
-    duration,
     make_view,
 )
 from tests.training.toys import compiled, regression, small_net
@@ -50,10 +48,6 @@ def test_without_a_total_or_a_step_the_time_left_is_not_known() -> None:
     assert ProgressMeter("", 10, 0.0).report(0.0, 1, 1, {}).rate is None
 
 
-def test_more_steps_than_expected_leave_no_negative_time() -> None:
-    assert ProgressMeter("", 3, 0.0).report(1.0, 5, 5, {}).left_s == 0.0
-
-
 def test_a_line_says_all() -> None:
     logs = {"loss": 0.12345, "accuracy": 0.5, "tiny": 1e-7, "per_class": torch.ones(3), "name": "a"}
     report = Report("Epoch 2/3", 5, 20, 4321.0, 10.0, 125.0, logs)
@@ -68,13 +62,6 @@ def test_a_line_of_a_pass_that_is_over() -> None:
         "Evaluate  4/4 steps  2.50 examples/s  loss 0.0000  in 1.5 s"
     )
     assert Report("Predict", 4, None, None, 1.5, None).line == "Predict  4 steps"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0.0 s"), (59.94, "59.9 s"), (59.96, "0:01:00"), (3599.6, "1:00:00"), (90061, "25:01:01")]
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 class Page(View):
@@ -125,18 +112,10 @@ def test_logs_are_read_once_per_interval_and_not_per_step() -> None:
     assert page.reports[0].step == 16
 
 
-def test_slow_steps_are_shown_each() -> None:
-    assert shown(steps=5, step_s=2.0, read_s=0.0)[1] == 5
-
-
 def test_slow_logs_take_a_tenth_of_the_time_at_most() -> None:
     page, reads = shown(steps=1000, step_s=0.125, read_s=1.0)
     assert 12 <= reads <= 13
     assert page.reports[-1].elapsed_s >= 10 * (reads - 1)
-
-
-def test_very_slow_logs_are_shown_once_a_minute() -> None:
-    assert shown(steps=400, step_s=1.0, read_s=30.0)[1] >= 6
 
 
 def test_the_result_is_shown_with_the_rate_of_the_pass_alone() -> None:
@@ -187,14 +166,6 @@ def test_a_terminal_gets_a_bar_that_is_redrawn() -> None:
     for part in ("Epoch 1/3", "5/20", "10/20", "1,234 examples/s", "loss 0.2500", "6.0 s left", "in 2.0 s"):
         assert part in plain(text)
     assert text.endswith("\x1b[?25h")  # the cursor is visible again
-
-
-def test_a_terminal_is_in_order_again_after_an_error() -> None:
-    view, stream = terminal()
-    view.show(REPORT)
-    view.close()
-    view.close()
-    assert stream.getvalue().endswith("\x1b[?25h")
 
 
 def test_a_pass_of_unknown_length_has_no_bar() -> None:
@@ -253,13 +224,6 @@ def test_a_notebook_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_view(io.StringIO()), NotebookView)
     ipython.get_ipython = lambda: None  # IPython is imported, but this is no notebook
     assert isinstance(make_view(io.StringIO()), LogView)
-
-
-def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
-    view = SilentView()
-    view.show(REPORT)
-    view.close()
-    assert capsys.readouterr().out == ""
 
 
 def test_fit_in_a_log_prints_one_line_per_epoch(capsys: pytest.CaptureFixture[str]) -> None:

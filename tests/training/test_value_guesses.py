@@ -11,7 +11,6 @@ from torchmetrics.classification import (
     BinaryAveragePrecision,
     MulticlassAccuracy,
     MulticlassAUROC,
-    MultilabelF1Score,
 )
 from torchmetrics.wrappers import ClasswiseWrapper
 
@@ -69,18 +68,6 @@ def test_pieces_that_look_different_are_seen_whole(make: Any) -> None:
     value, counts = on_pieces(make, [*LOGITS.split(2)], [*LABELS.split(2)])
     torch.testing.assert_close(value, at_once(make, LOGITS, LABELS))
     assert counts == [1, 0, 0]
-
-
-def test_scores_of_classes_are_seen_whole() -> None:
-    scores = torch.tensor([[0.1, 0.9, 0.3], [0.5, 0.2, 0.9], [3.0, -1.0, 0.1], [2.0, 5.0, 1.0]])
-    labels = torch.tensor([1, 2, 0, 1])
-    for make, target in [
-        (lambda: MulticlassAUROC(3, average=None), labels),
-        (lambda: MultilabelF1Score(3, average=None), torch.eye(3, dtype=torch.int64)[labels]),
-    ]:
-        value, counts = on_pieces(make, [*scores.split(2)], [*target.split(2)])
-        torch.testing.assert_close(value, at_once(make, scores, target))
-        assert counts == [1, 0]
 
 
 def test_pieces_that_look_alike_stay_where_they_are() -> None:

@@ -63,21 +63,9 @@ def test_it_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_a_missing_value_is_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"ModelCheckpoint monitors 'val_loss', which is not among the logs"):
-        saved(tmp_path, [1.0], "best", save_best_only=True, monitor="val_loss")
-
-
 def test_a_path_names_what_is_logged(tmp_path: Path) -> None:
     with pytest.raises(rd.InvalidArgumentError, match=r"filepath may name epoch and what is logged, \['loss', 'score"):
         saved(tmp_path, [1.0], "{val_loss}")
-
-
-def test_its_state_goes_on() -> None:
-    first, second = (rd.ModelCheckpoint("a", save_freq=5) for _ in range(2))
-    first.on_train_batch_end(2, {})
-    second.load_state_dict(first.state_dict())
-    assert second.state_dict() == {"best": None, "batches": 3, "last_batch": 2}
 
 
 @pytest.mark.parametrize("save_freq", [0, "batch", 1.5])
