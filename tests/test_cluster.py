@@ -1,13 +1,20 @@
+"""The cluster of this process: its nodes, its Ray, reservations, jobs, nodes that are drained."""
+
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
+from typing import Any
 
 import pytest
+import ray
 
+from raydist.cluster.draining import draining_nodes, this_node
 from raydist.cluster.nodes import (
     Cluster,
     Node,
@@ -18,9 +25,12 @@ from raydist.cluster.nodes import (
     hosts_of,
     place,
     release,
+    run_where_it_lasts,
+    script_folder_for_workers,
     without_drained,
 )
-from raydist.core.errors import DeadlineExceededError, InvalidArgumentError
+from raydist.cluster.ray_session import RaySession
+from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from tests.ray_head import free_ports, ray_home
 
 
@@ -183,3 +193,112 @@ def test_breakpoints_of_this_process_stay_what_they_were(monkeypatch: pytest.Mon
         monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb._driver_set_trace")
         raise ConnectionError("nobody answers at this address")
     assert os.environ.get("PYTHONBREAKPOINT") == before
+
+
+class AnyNode:
+    """Every ray.init makes one."""
+
+
+def test_a_session_ends_with_its_ray_and_another_ray_is_another_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = [True]
+    first, second = AnyNode(), AnyNode()
+    monkeypatch.setattr(ray, "is_initialized", lambda: connected[0])
+    monkeypatch.setattr(ray._private.worker, "_global_node", first)
+    session = RaySession()
+    assert session.is_open
+    session.require("This pool")
+    monkeypatch.setattr(ray._private.worker, "_global_node", second)
+    assert not session.is_open
+    message = r"This pool needs the Ray .* shut down \(ray\.shutdown\(\)\)"
+    with pytest.raises(UnavailableError, match=message) as caught:
+        session.require("This pool")
+    assert caught.value.actor == "This pool"
+    monkeypatch.setattr(ray._private.worker, "_global_node", first)
+    assert session.is_open
+    connected[0] = False
+    assert not session.is_open
+
+
+FOLDER = "/tmp/package/examples"
+SCRIPT = f"{FOLDER}/train.py"
+
+
+def in_job(runtime_env: dict[str, Any] | None) -> dict[str, str]:
+    return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": runtime_env})}
+
+
+def test_script_folder_reaches_workers_of_a_job_with_a_working_directory() -> None:
+    environ = in_job({"working_dir": "gcs://a.zip", "env_vars": {"DEBUG": "1"}})
+    assert script_folder_for_workers(environ, SCRIPT, ["/lib", FOLDER]) == {"PYTHONPATH": FOLDER}
+
+
+@pytest.mark.parametrize(
+    ("environ", "sys_path"),
+    [
+        ({}, [FOLDER]),
+        (in_job(None), [FOLDER]),
+        (in_job({"pip": ["x"]}), [FOLDER]),
+        (in_job({"working_dir": "gcs://a.zip"}), ["/lib"]),
+        (in_job({"working_dir": "gcs://a.zip", "env_vars": {"PYTHONPATH": "/mine"}}), [FOLDER]),
+    ],
+    ids=["no job", "job without environment", "job without working directory", "python -m", "user has set it"],
+)
+def test_nothing_is_added_elsewhere(environ: dict[str, str], sys_path: list[str]) -> None:
+    assert script_folder_for_workers(environ, SCRIPT, sys_path) == {}
+
+
+def in_a_thread(fn: object) -> None:
+    thread = threading.Thread(target=fn)  # type: ignore[arg-type]  # a function without arguments
+    thread.start()
+    thread.join()
+
+
+def test_the_main_thread_starts_things_itself() -> None:
+    seen: list[threading.Thread] = []
+    run_where_it_lasts(lambda: seen.append(threading.current_thread()), lambda: pytest.fail("waited"), name="keeper")
+    assert seen == [threading.main_thread()]
+
+
+def test_a_thread_leaves_it_to_one_that_lasts_until_the_end() -> None:
+    seen: list[threading.Thread] = []
+    ended = threading.Event()
+
+    def start() -> None:
+        seen.append(threading.current_thread())
+
+    in_a_thread(lambda: run_where_it_lasts(start, lambda: (ended.wait(10), None)[1], name="keeper"))
+    (keeper,) = seen
+    assert (keeper.name, keeper.is_alive(), keeper.daemon) == ("keeper", True, True)
+    ended.set()
+    keeper.join(10)
+    assert not keeper.is_alive()
+
+
+def test_errors_are_raised_where_it_was_asked_for() -> None:
+    caught: list[str] = []
+
+    def fail() -> None:
+        raise OSError("no room")
+
+    def ask() -> None:
+        with pytest.raises(OSError, match="no room") as error:
+            run_where_it_lasts(fail, lambda: None, name="keeper")
+        caught.append(str(error.value))
+
+    in_a_thread(ask)
+    assert caught == ["no room"]
+
+
+def test_without_ray_nothing_is_drained_and_nothing_started() -> None:
+    program = (
+        "import ray; from raydist.cluster.draining import *\n"
+        "print([*draining_nodes()], this_node(), ray.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]  False\n"
+
+
+@pytest.mark.ray
+def test_a_cluster_whose_nodes_stay(ray_cluster: None) -> None:
+    assert draining_nodes() == frozenset()
+    assert len(this_node()) == 56

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.core.errors import SpecError
-from raydist.core.nest import LEAF, flatten, is_nested, leaves_in, map_structure, unflatten
+from raydist.core.nest import LEAF, flatten, leaves_in, map_structure, unflatten
 from raydist.core.values import PerReplica
 from tests.returned_classes import Encoding, Frozen, ModelOutput, Output, Pair
 
@@ -109,13 +109,6 @@ def test_mappings_in_elements_of_datasets_are_dicts() -> None:
     assert type(map_structure(abs, Output(loss=1), classes=False)) is dict
 
 
-def test_paths_name_the_leaves() -> None:
-    structure = flatten({"image": 0, "box": (1, Point(2, 3))})[1]
-    assert structure.paths() == ["box.0", "box.1.x", "box.1.y", "image"]
-    assert LEAF.paths() == [""]
-    assert str(structure) == "{'box': ('*', Point(x='*', y='*')), 'image': '*'}"
-
-
 def test_differing_structures_are_shown() -> None:
     with pytest.raises(SpecError, match=r"\('\*', '\*'\) and \{'a': '\*'\} differ"):
         map_structure(max, (1, 2), {"a": 1})
@@ -124,21 +117,3 @@ def test_differing_structures_are_shown() -> None:
 def test_left_over_leaves_are_an_error() -> None:
     with pytest.raises(SpecError, match="with 1 leaves was given 2"):
         unflatten(flatten((1,))[1], [1, 2])
-
-
-def test_what_has_parts() -> None:
-    assert all(is_nested(value) for value in [(), {}, Point(1, 2), Example(1, 2)])
-    assert not any(is_nested(value) for value in [[], "a", 1, Example])
-
-
-def test_a_dataclass_with_a_field_that_its_constructor_does_not_take() -> None:
-    @dataclass(frozen=True)
-    class Output:
-        loss: int
-        count: int = field(init=False, default=0)
-
-    leaves, structure = flatten(Output(3))
-    assert unflatten(structure, leaves) == Output(3)
-    assert leaves == [3, 0]
-    assert unflatten(structure, [5, 7]).count == 7
-    assert str(structure).endswith("<locals>.Output(loss='*', count='*')")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+import raydist as rd
+from raydist.core import errors
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -87,3 +92,44 @@ def test_a_clone_beside_a_script_does_not_hide_the_package(tmp_path: Path) -> No
         [sys.executable, "-S", "-c", use], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=50
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def test_import_loads_neither_torch_nor_ray_nor_numpy() -> None:
+    code = "import sys, raydist; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = set(run_python(code).split())
+    assert "raydist" in loaded
+    assert not loaded & {"torch", "ray", "numpy", "pyarrow", "torchmetrics", "rich"}
+
+
+def test_every_public_name_exists() -> None:
+    assert [name for name in rd.__all__ if getattr(rd, name) is None or name not in dir(rd)] == []
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Datset'"):
+        _ = rd.Datset  # type: ignore[attr-defined]  # the point of this test
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(rd.__file__).read_text())
+    nodes = [node for block in tree.body if is_for_type_checkers(block) for node in ast.walk(block)]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    declared = {alias.asname: node.module for node in imports for alias in node.names}
+    assert declared == rd._MODULE_OF
+
+
+def is_for_type_checkers(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def test_every_error_is_public() -> None:
+    assert set(errors.__all__) <= set(rd.__all__)
+
+
+def test_metadata_says_the_same_version() -> None:
+    assert rd.__version__ == metadata.version("raydist")

@@ -1,17 +1,23 @@
+"""Values of replicas, and other small things of the core."""
+
 from __future__ import annotations
 
 import copy
+import gc
 import operator
-import pickle
+import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.core.values import InputContext, PerReplica, ReduceOp
+from raydist.core.contextvar_scope import contextvar_scope
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import InputContext, NoNumber, PerReplica, ReduceOp
+from raydist.core.weak_class_cache import remembered_by_class
 
 
 def test_a_reduction_is_parsed_from_itself_and_its_name() -> None:
@@ -21,14 +27,6 @@ def test_a_reduction_is_parsed_from_itself_and_its_name() -> None:
     for name in names:
         with pytest.raises(InvalidArgumentError, match=r"one of SUM, MEAN, MIN, MAX, PRODUCT, got"):
             ReduceOp.parse(name)
-
-
-def test_per_replica_holds_values_in_order() -> None:
-    value = PerReplica(["a", "b"])
-    assert value.values == ("a", "b")
-    assert value.num_parts == 2
-    assert repr(value) == "PerReplica(0: 'a', 1: 'b')"
-    assert pickle.loads(pickle.dumps(value)).values == ("a", "b")
 
 
 def test_per_replica_has_no_truth_value() -> None:
@@ -95,13 +93,6 @@ def test_per_replica_can_be_compared_by_identity_and_be_a_key() -> None:
     assert copy.copy(value).values == (1,)
 
 
-def test_per_replica_without_values_or_a_way_to_them_is_a_bug() -> None:
-    value = PerReplica([])
-    value._values = None
-    with pytest.raises(FailedPreconditionError, match="raydist bug"):
-        _ = value.values
-
-
 @pytest.mark.parametrize(("size", "replicas", "expected"), [(32, 4, 8), (4, 1, 4), (0, 3, 0)])
 def test_per_replica_batch_size(size: int, replicas: int, expected: int) -> None:
     assert InputContext(num_replicas_in_sync=replicas).get_per_replica_batch_size(size) == expected
@@ -110,3 +101,46 @@ def test_per_replica_batch_size(size: int, replicas: int, expected: int) -> None
 def test_indivisible_batch_size_names_the_sizes_next_to_it() -> None:
     with pytest.raises(InvalidArgumentError, match=r"got 10 and 4. Use 8 or 12"):
         InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(10)
+
+
+class Held(NoNumber):
+    @staticmethod
+    def _refusal() -> str:
+        return "Ask for it."
+
+
+@pytest.mark.parametrize(
+    "use", [bool, int, float, operator.neg, abs, lambda it: it + 1, lambda it: 2 * it, lambda it: it < it]
+)
+def test_it_cannot_be_computed_with(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^Ask for it\.$"):
+        use(Held())
+
+
+COLOR: ContextVar[str] = ContextVar("COLOR", default="white")
+
+
+def test_the_innermost_block_counts_and_leaves_what_was() -> None:
+    with contextvar_scope(COLOR, "red"):
+        with contextvar_scope(COLOR, "blue"):
+            assert COLOR.get() == "blue"
+        assert COLOR.get() == "red"
+    assert COLOR.get() == "white"
+
+
+def test_a_class_is_looked_at_once_and_forgotten_with_its_last_user() -> None:
+    seen: list[str] = []
+
+    @remembered_by_class
+    def look(cls: type) -> int:
+        seen.append(cls.__name__)
+        return len(seen)
+
+    for number in range(1, 4):
+        cls = type(f"Made{number}", (), {})
+        assert look(cls) == look(cls) == number
+        gone = weakref.ref(cls)
+        del cls
+        gc.collect()
+        assert gone() is None
+    assert seen == ["Made1", "Made2", "Made3"]

@@ -1,3 +1,5 @@
+"""Losses, their denominators, and means."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from raydist.training.losses import (
     require_mean_over_rows,
     weighted_loss,
 )
+from raydist.training.metrics import Mean
 
 CONTEXT = rd.get_replica_context()
 
@@ -108,3 +111,23 @@ def test_denominators_are_known_by_what_losses_say(loss: Any, kind: str) -> None
 
 def test_what_the_user_says_goes_before() -> None:
     assert (kind_of(F.mse_loss, "sum"), kind_of(nn.CrossEntropyLoss(), "mean")) == ("sum", "rows")
+
+
+def test_values_count_by_their_weights() -> None:
+    mean = Mean()
+    mean.update(2.0, weight=3)
+    mean.update(torch.tensor([6.0, 8.0]), weight=torch.tensor([1.0, 0.0]))
+    assert mean.compute().item() == pytest.approx((3 * 2 + 6) / 4)
+
+
+def test_without_weight_the_mean_is_zero() -> None:
+    mean = Mean()
+    mean.update(5.0, weight=0)
+    assert mean.compute().item() == 0.0
+
+
+def test_sums_keep_the_digits_of_float64() -> None:
+    mean = Mean()
+    mean.update(2.0**24, weight=1)
+    mean.update(1.0, weight=1)
+    assert mean.compute().item() == (2**24 + 1) / 2  # float32 would give 2 ** 23

@@ -1,0 +1,214 @@
+"""Forked children, threads at the end of a program, and failpoints."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raydist.core import failpoints
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.failpoints import FAILPOINT_VARIABLE, KNOWN_FAILPOINTS, failpoint, installed
+from raydist.core.fork_guard import OwningProcess, call_here, end_forked_child, note_inherited
+from tests.forks import in_a_forked_child
+from tests.import_graph import modules
+
+
+def test_only_the_process_that_made_it_may_use_it() -> None:
+    process = OwningProcess("This pool")
+    process.require("used")
+
+    def child() -> None:
+        assert not process.is_this
+        message = rf"This pool must be used by the process that made it \({os.getppid()}\), .*child {os.getpid()}"
+        with pytest.raises(FailedPreconditionError, match=message):
+            process.require("used")
+
+    assert process.is_this
+    assert in_a_forked_child(child) == 0
+
+
+class Thing:
+    """Wants to be told."""
+
+    copies = 0
+
+    def became_a_copy(self) -> None:
+        self.copies += 1
+
+
+def test_copies_are_told_and_nothing_is_kept_for_it() -> None:
+    kept, dropped = Thing(), Thing()
+    note_inherited(kept)
+    note_inherited(dropped)
+    del dropped
+    gc.collect()
+
+    def child() -> None:
+        assert kept.copies == 1
+
+    assert in_a_forked_child(child) == 0
+    assert kept.copies == 0
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, 0), (KeyError("mine"), 1)])
+def test_a_child_that_a_function_left_behind_ends(
+    capfd: pytest.CaptureFixture[str], error: BaseException | None, status: int
+) -> None:
+    pid = os.getpid()
+    end_forked_child(pid, error)  # not here
+
+    def child() -> None:
+        end_forked_child(pid, error)
+        os._exit(9)
+
+    assert in_a_forked_child(child) == status
+    assert ("KeyError: 'mine'" in capfd.readouterr().err) == (error is not None)
+
+
+def test_a_child_that_a_function_forks_does_not_come_back_from_it(tmp_path: Path) -> None:
+    def fork(fails: bool) -> int:
+        pid = os.fork()
+        if pid == 0 and fails:
+            raise KeyError("in the child")
+        return pid
+
+    for fails, status in ((False, 0), (True, 1)):
+        pid = call_here(fork, fails)
+        (tmp_path / f"{os.getpid()}-{fails}").touch()  # a child that came back would leave one, too
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
+    assert len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(KeyError, match="mine"):
+        call_here({}.__getitem__, "mine")
+
+
+# The thread is in C++ most of the time, and takes the interpreter's lock on its way back, many times a second.
+_MAPPED = """
+import sys
+import torch
+import raydist as rd
+
+def products(x):
+    a = torch.ones(200, 200)
+    for _ in range(20):
+        a = a @ a * 1e-3
+    return a.numpy()[0]
+
+numbers = rd.Dataset.range(100_000)
+if sys.argv[1] == "prefetch":
+    dataset = numbers.map(products).prefetch(8)
+elif sys.argv[1] == "threads":
+    options = rd.Options()
+    options.threading.private_threadpool_size = 2
+    dataset = numbers.map(products).with_options(options)
+else:
+    dataset = numbers.interleave(lambda x: rd.Dataset.range(100).map(products), num_parallel_calls=2)
+iterator = iter(dataset)
+next(iterator)
+if sys.argv[2] == "dropped":
+    del iterator
+sys.exit(3)
+"""
+
+_ENDS = """
+import threading, time
+from raydist.core.thread_shutdown import end_at_exit
+
+def work(told, seconds):
+    told.wait(20.0)
+    time.sleep(seconds)
+    print("ended", flush=True)
+
+for seconds in (0.2, 0.4):
+    told = threading.Event()
+    thread = threading.Thread(target=work, args=(told, seconds), daemon=True)
+    end_at_exit(thread, told.set)
+    thread.start()
+over = threading.Thread(target=print, args=("over",), daemon=True)
+end_at_exit(over, lambda: print("was told"))
+over.start()
+over.join()
+"""
+
+_HELD_UP = """
+import threading
+from raydist.core import thread_shutdown
+
+thread_shutdown._LIMIT_S = 0.5
+threads = [threading.Thread(target=threading.Event().wait, daemon=True) for _ in range(2)]
+for thread in threads:
+    thread_shutdown.end_at_exit(thread, lambda: None)
+    thread.start()
+"""
+
+
+def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("state", ["kept", "dropped"])
+@pytest.mark.parametrize("where", ["prefetch", "threads", "interleave"])
+def test_a_program_may_end_in_the_middle_of_a_pipeline(where: str, state: str) -> None:
+    done = run(_MAPPED, where, state)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_threads_are_told_to_end_and_awaited() -> None:
+    done = run(_ENDS)
+    assert (done.returncode, done.stdout) == (0, "over\nended\nended\n")
+
+
+def test_threads_that_are_held_up_are_left_behind() -> None:
+    done = run(_HELD_UP)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+NAME = KNOWN_FAILPOINTS[0]
+
+
+def in_child(program: str, wanted: str) -> int:
+    """The exit status of a program that has three failpoints behind each other."""
+    source = f"import runpy\nfailpoint = runpy.run_path({failpoints.__file__!r})['failpoint']\n{program}"
+    environment = {**os.environ, FAILPOINT_VARIABLE: wanted}
+    return subprocess.run([sys.executable, "-c", source], env=environment, check=False).returncode
+
+
+def test_handlers_are_told_while_they_are_installed() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    with installed(first.append):
+        failpoint(NAME)
+        with installed(second.append):
+            failpoint(NAME)
+    failpoint(NAME)
+    assert (first, second) == ([NAME, NAME], [NAME])
+
+
+def test_an_unknown_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match="'checkpoint.never'"):
+        failpoint("checkpoint.never")
+    monkeypatch.setenv(FAILPOINT_VARIABLE, "checkpoint.nevermore")
+    with pytest.raises(InvalidArgumentError, match="'checkpoint.nevermore'"):
+        failpoint(NAME)
+
+
+def test_a_child_kills_itself_at_the_count() -> None:
+    program = f"for number in range(3):\n    failpoint({NAME!r})\nraise SystemExit(number)"
+    assert in_child(program, NAME) == -signal.SIGKILL
+    assert in_child(program, f"{NAME}:3") == -signal.SIGKILL
+    assert in_child(program, f"{NAME}:4") == 2
+    assert in_child(program, KNOWN_FAILPOINTS[1]) == 2
+
+
+def test_those_that_the_package_passes_are_known() -> None:
+    passed = {
+        name for path in modules().values() for name in re.findall(r'\bfailpoint\("([a-z_.]+)"\)', path.read_text())
+    }
+    assert passed <= set(KNOWN_FAILPOINTS)
