@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, final
 
@@ -206,20 +205,14 @@ class StepWatcher(Protocol):
         """Ids of the nodes that the watcher's objects need."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """Scheduled functions that will not run."""
-
-    boundary: int  # boundary of the first of these functions
-    count: int  # number of these functions
-
-
 class StepQueue(Protocol):
     """A queue of scheduled functions that wait to begin."""
 
-    def give_up_from(self, boundary: int) -> GivenUp | None:
-        """Drop the functions of this boundary and later ones that have not begun. Never raises."""
+    def cancel_pending(self, boundary: int) -> list[int]:
+        """Cancel the functions of this boundary and later ones that have not begun; return the boundary of each.
+
+        Never raises.
+        """
 
 
 @final
@@ -306,10 +299,11 @@ class Boundaries:
         for watcher in self._watchers():
             watcher.before_step(self._number)
 
-    def _give_up(self) -> list[GivenUp]:
+    def _cancel_pending(self) -> list[int]:
+        """Cancel scheduled functions whose batches can count as not drawn; return the boundary of each."""
         first = max((watcher.first_undoable for watcher in self._watchers()), default=0)
         queues = [queue for ref in self._queues if (queue := ref()) is not None]
-        return [given for queue in queues if (given := queue.give_up_from(first)) is not None]
+        return [boundary for queue in queues for boundary in queue.cancel_pending(first)]
 
     def leave(self, *, before_draw: bool) -> None:
         """Let watchers save, run the previous SIGTERM handlers, raise Preempted. Do nothing without a reason."""
@@ -318,12 +312,10 @@ class Boundaries:
             return
         self._leaving = True
         try:
-            given_up = self._give_up()
-            undone = [given.boundary for given in given_up] + ([self._number + 1] if before_draw else [])
-            if given_up:
-                count = sum(given.count for given in given_up)
-                reason += f", before {count} functions that were scheduled had begun: they are to be scheduled again"
-            first = min(undone, default=None)
+            cancelled = self._cancel_pending()
+            if cancelled:
+                reason += f", before {len(cancelled)} scheduled functions had begun: they are to be scheduled again"
+            first = min([*cancelled, *([self._number + 1] if before_draw else [])], default=None)
             ends = [watcher.save_to_leave(reason, undone=first) for watcher in self._watchers()]
             self.flag.run_found()
         finally:

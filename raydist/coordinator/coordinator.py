@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, cast, final
 
-from raydist.cluster.preemption import GivenUp, is_to_leave
+from raydist.cluster.preemption import is_to_leave
 from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.interfaces import ServerSide, WorkerConnections
 from raydist.coordinator.scheduler import ClosureCondition, Scheduler, WorkerCalls
@@ -172,15 +172,15 @@ class Coordinator:
         self.join()
         return self._calls.read_all(method, *args)
 
-    def give_up_from(self, boundary: int) -> GivenUp | None:
-        """Withdraw closures scheduled at this boundary or later, because the process is to end. See `StepQueue`."""
+    def cancel_pending(self, boundary: int) -> list[int]:
+        """Cancel closures scheduled at this boundary or later, because the process is to end. See `StepQueue`."""
         error = CancelledError(
             "This function had not begun when the process was to end. Schedule it again after the restart."
         )
         with self._changed:
-            given_up = self._queue.give_up_from(boundary, error)
+            cancelled = self._queue.give_up_from(boundary, error)
             self._changed.notify_all()
-        return GivenUp(min(each.boundary for each in given_up), len(given_up)) if given_up else None
+        return [closure.boundary for closure in cancelled]
 
     def wait_or_leave(self, timeout_s: float | None = None) -> None:
         """Return once all closures have ended, or the process is to end."""

@@ -10,7 +10,7 @@ from raydist.actors.metric_counters import TrainingMetrics
 from raydist.core.errors import FailedPreconditionError
 from raydist.replicas.results import StepResult
 from raydist.summary.record import merge
-from raydist.summary.recording import SummaryOrder, condition, destination, noting
+from raydist.summary.recording import SummaryOrder, condition, destination, pickling_a_step
 
 
 @final
@@ -49,15 +49,15 @@ class StepSummaries:
         place, wanted = destination(), condition()
         if place is None or place.here is None:
             return None if wanted else SummaryOrder(wanted=False)
-        self._note(place.here)
+        self._add_writer(place.here)
         place.here.warn()
         return SummaryOrder(place.writer, place.step, wanted)
 
-    def noting(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which a step is pickled; it records the writers that the step holds."""
-        return noting(self._note)
+    def pickling(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which a step is pickled: the writers that the step refers to are remembered."""
+        return pickling_a_step(self._add_writer)
 
-    def _note(self, writer: Any) -> None:
+    def _add_writer(self, writer: Any) -> None:
         if writer.key not in self._writers:
             self._writers[writer.key] = writer
             writer.follow(self)

@@ -79,7 +79,7 @@ class ClosureScheduler:
         with self._turn:
             coordinator = self._free_for(leaves)
             injected = {"strategy": strategy, **self._per_worker.injected()}
-            with self._summaries.noting():
+            with self._summaries.pickling():
                 payload = self._mirror.prepare(fn, args, kwargs, injected=injected, carried=carried())
             make_header = functools.partial(self._header, payload, options, self._summaries.order())
             closure = coordinator.schedule(payload, make_header, payload.digest, boundary=boundary_number())

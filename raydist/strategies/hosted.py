@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 import uuid
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.job import InputJob, MergedJob
     from raydist.actors.epochs.link import PipelineLink
     from raydist.actors.readers.driver_iterator import EpochOpener
+    from raydist.mirroring.driver import MirrorDriver
+
+_log = logging.getLogger("raydist")
 
 
 @final
@@ -209,6 +213,24 @@ class HostedStrategy(Strategy):
             stack.callback(self._release_variables, fetch=fetch)
         self._when_dropped.forget()
         self._closed = True
+
+
+def release_mirrored(
+    mirror: MirrorDriver, name: str, holders: str, *, started: bool, answer: Callable[[], bool] = lambda: True
+) -> None:
+    """Make variables plain, with their final values if the actors that hold them answer; warn if newer values are lost.
+
+    `name` is the strategy's, `holders` names the actors in the warning. Before actors are `started`, the driver has the
+    values. `answer` returns False if the actors do not answer soon.
+    """
+    is_behind = started and mirror.is_behind
+    if started and answer():
+        with contextlib.suppress(Exception):  # an earlier error is on its way to the user
+            mirror.release()
+            is_behind = False
+    if is_behind:
+        _log.warning("Variables of %s keep values of before: %s are gone. Load your last checkpoint.", name, holders)
+    mirror.release(fetch=False)
 
 
 @final

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
@@ -30,13 +29,11 @@ from raydist.parameter_servers.slices import VariablePartitioner
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.closure_scheduler import ClosureScheduler
-from raydist.strategies.hosted import HostedStrategy
+from raydist.strategies.hosted import HostedStrategy, release_mirrored
 from raydist.strategies.ps_cluster import PsCluster, PsOptions
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
-
-_log = logging.getLogger("raydist")
 
 
 @final
@@ -324,19 +321,8 @@ class ParameterServerStrategy(HostedStrategy):
             self._cluster.launched.close()
 
     def _release_variables(self, *, fetch: bool) -> None:
-        reachable = fetch and self._cluster.launched is not None and self._scheduler.num_steps > 0
-        is_behind = reachable and self._mirror.is_behind
-        if reachable:
-            with contextlib.suppress(Exception):  # an earlier error is on its way to the user
-                self._mirror.release()
-                is_behind = False
-        if is_behind:
-            _log.warning(
-                "Variables of %s keep values of before: parameter servers or all workers are gone. Load your last "
-                "checkpoint.",
-                self._name,
-            )
-        self._mirror.release(fetch=False)
+        started = fetch and self._cluster.launched is not None and self._scheduler.num_steps > 0
+        release_mirrored(self._mirror, self._name, "parameter servers or all workers", started=started)
 
     def _link(self) -> WorkersLink:
         return WorkersLink(lambda: self.num_workers, self._coordinator, lambda: self._mirror.note_steps_elsewhere())

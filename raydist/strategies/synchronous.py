@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import StepHeader, StepHeaders, require_parts
 from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
-from raydist.strategies.hosted import HostedStrategy
+from raydist.strategies.hosted import HostedStrategy, release_mirrored
 from raydist.strategies.sync_batch_norm import adopt_layer
 
 _T = TypeVar("_T")
@@ -92,9 +91,6 @@ class LockStepLink:
 
     def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
         return self._replicas().ask_mirrors(method, *args)
-
-
-_log = logging.getLogger("raydist")
 
 
 class SynchronousStrategy(HostedStrategy):
@@ -224,7 +220,7 @@ class SynchronousStrategy(HostedStrategy):
     ) -> StepValues:
         group, injected = self._replicas(), {"strategy": self}
         loop = begin_loop((args, named), self._loop_replicas)
-        with self._summaries.noting(), contextlib.nullcontext() if loop is None else sending_managers():
+        with self._summaries.pickling(), contextlib.nullcontext() if loop is None else sending_managers():
             ship = functools.partial(self._mirror.prepare, fn, args, named, injected=injected)
             payload = ship(carried=self._carried())
             if loop is not None and (unreached := loop.unreached()):
@@ -357,14 +353,8 @@ class SynchronousStrategy(HostedStrategy):
 
     @final
     def _release_variables(self, *, fetch: bool) -> None:
-        reachable = fetch and self._launched is not None and self._started
-        is_behind = reachable and self._mirror.is_behind
-        if reachable and self._launched is not None and self._launched.answers(self._timeouts.close_s / 2):
-            with contextlib.suppress(Exception):  # an earlier error is on its way to the user
-                self._mirror.release()
-                is_behind = False
-        if is_behind:
-            _log.warning(
-                "Variables of %s keep values of before: replicas are gone. Load your last checkpoint.", self._name
-            )
-        self._mirror.release(fetch=False)
+        started = fetch and self._started
+        limit_s = self._timeouts.close_s / 2
+        release_mirrored(
+            self._mirror, self._name, "replicas", started=started, answer=lambda: self._launch().answers(limit_s)
+        )

@@ -53,7 +53,7 @@ class Destination:
 _destination: ContextVar[Destination | None] = ContextVar("raydist_summary_destination", default=None)
 _condition: ContextVar[RecordCondition] = ContextVar("raydist_summary_condition", default=True)
 _step_sink: ContextVar[RecordSink | None] = ContextVar("raydist_summary_sink", default=None)
-_noting: ContextVar[Callable[[Any], None] | None] = ContextVar("raydist_summary_noting", default=None)
+_on_pickled: ContextVar[Callable[[Any], None] | None] = ContextVar("raydist_summary_on_pickled", default=None)
 
 
 def destination() -> Destination | None:
@@ -77,17 +77,17 @@ def as_destination(place: Destination | None) -> AbstractContextManager[None]:
     return contextvar_scope(_destination, place)
 
 
-def noting(take: Callable[[Any], None]) -> AbstractContextManager[None]:
-    """Call `take` with each writer that is pickled with a step inside the `with` block."""
-    return contextvar_scope(_noting, take)
+def pickling_a_step(on_writer: Callable[[Any], None]) -> AbstractContextManager[None]:
+    """Allow writers to be pickled in the `with` block, as parts of a step; `on_writer` is called with each of them."""
+    return contextvar_scope(_on_pickled, on_writer)
 
 
-def note(writer: Any) -> bool:
-    """Report a writer that is being pickled; return True if the pickle is for a step."""
-    take = _noting.get()
-    if take is not None:
-        take(writer)
-    return take is not None
+def report_pickled(writer: Any) -> bool:
+    """Pass a writer that is being pickled to `on_writer` of `pickling_a_step`; return False outside of such a block."""
+    on_writer = _on_pickled.get()
+    if on_writer is not None:
+        on_writer(writer)
+    return on_writer is not None
 
 
 @final

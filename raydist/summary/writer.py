@@ -14,7 +14,7 @@ from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, 
 from raydist.pipelines.formats.files import local_file
 from raydist.summary.histograms import HistogramCounts
 from raydist.summary.record import Record, step_number
-from raydist.summary.recording import Destination, as_destination, note, step_sink
+from raydist.summary.recording import Destination, as_destination, report_pickled, step_sink
 
 if TYPE_CHECKING:
     from raydist.summary.event_file import EventFile
@@ -240,7 +240,7 @@ class SummaryWriter:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not note(self):
+        if not report_pickled(self):
             raise FailedPreconditionError(
                 f"A writer must stay in the process that made it, but that of {self.logdir!r} was to be pickled or "
                 "copied. Create one where it is used; steps given to strategy.run may use the driver's."

@@ -191,13 +191,13 @@ def test_who_is_to_end_waits_only_for_what_has_begun(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         coordinator.wait_or_leave()
         assert not begun.ended, "it does not wait for the rest"
-        given_up = coordinator.give_up_from(0)
-        assert given_up is not None
-        assert coordinator.give_up_from(0) is None
+        cancelled = coordinator.cancel_pending(0)
+        assert cancelled
+        assert coordinator.cancel_pending(0) == []
         gate.set()
         coordinator.join()
         assert coordinator.value_of(begun) == "waited"
-        assert len(side.begun) == 51 - given_up.count
+        assert len(side.begun) == 51 - len(cancelled)
         with pytest.raises(rd.CancelledError, match="had not begun when the process was to end"):
             coordinator.value_of(behind[-1])
     with pytest.raises(rd.Preempted):

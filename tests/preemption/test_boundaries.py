@@ -14,7 +14,7 @@ from types import FrameType
 
 import pytest
 
-from raydist.cluster.preemption import Boundaries, GivenUp, Positions, PreemptionFlag, SigtermHandler
+from raydist.cluster.preemption import Boundaries, Positions, PreemptionFlag, SigtermHandler
 from raydist.core.errors import Preempted
 
 
@@ -133,9 +133,8 @@ class Queue:
     def __init__(self, *waiting: int) -> None:
         self.waiting = waiting
 
-    def give_up_from(self, boundary: int) -> GivenUp | None:
-        given = [each for each in self.waiting if each >= boundary]
-        return GivenUp(given[0], len(given)) if given else None
+    def cancel_pending(self, boundary: int) -> list[int]:
+        return [each for each in self.waiting if each >= boundary]
 
 
 def test_functions_that_wait_are_given_up_and_what_was_drawn_for_them_is_undone() -> None:
