@@ -314,7 +314,8 @@ class Boundaries:
         try:
             cancelled = self._cancel_pending()
             if cancelled:
-                reason += f", before {len(cancelled)} scheduled functions had begun: they are to be scheduled again"
+                count = len(cancelled)
+                reason += f", before {count} functions that were scheduled had begun: they are to be scheduled again"
             first = min([*cancelled, *([self._number + 1] if before_draw else [])], default=None)
             ends = [watcher.save_to_leave(reason, undone=first) for watcher in self._watchers()]
             self.flag.run_found()

@@ -5,61 +5,45 @@ The state of the driver's generator cannot show a call with the same seed, becau
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
 from typing import Any, final
 
 import torch
 
 
 @final
-class _SeedCalls:
-    """A counter of calls of `torch.manual_seed` and `torch.seed` in this process since the first `count`."""
+class _CountedGenerator:
+    """A generator that counts the calls that seed it."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._installed = False
-
-    def count(self) -> int:
-        with self._lock:
-            if not self._installed:
-                self._install()
-                self._installed = True
-            return self._count
-
-    def _install(self) -> None:
-        # Both functions call the generator of this module, however a program has imported them.
-        module: Any = torch.random
-        module.default_generator = _Counted(module.default_generator, self._count_one)
-
-    def _count_one(self) -> None:
-        with self._lock:
-            self._count += 1
-
-
-@final
-class _Counted:
-    """A wrapper of a generator that reports when it is seeded."""
-
-    def __init__(self, generator: torch.Generator, tell: Callable[[], None]) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
-        self._tell = tell
+        self._lock = threading.Lock()
+        self.num_calls = 0
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        self._tell()
+        self._count()
         return self._generator.manual_seed(seed)
 
     def seed(self) -> int:
-        self._tell()
+        self._count()
         return self._generator.seed()
+
+    def _count(self) -> None:
+        with self._lock:
+            self.num_calls += 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
 
 
-# One per process, because torch has one CPU generator.
-_CALLS = _SeedCalls()
+@functools.cache
+def _counted_generator() -> _CountedGenerator:
+    # `torch.manual_seed` and `torch.seed` call the generator of this module, however a program has imported them.
+    module: Any = torch.random
+    module.default_generator = _CountedGenerator(module.default_generator)
+    found: _CountedGenerator = module.default_generator
+    return found
 
 
 def num_seed_calls() -> int:
@@ -70,4 +54,4 @@ def num_seed_calls() -> int:
     >>> num_seed_calls() - before
     1
     """
-    return _CALLS.count()
+    return _counted_generator().num_calls

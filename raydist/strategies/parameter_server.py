@@ -7,8 +7,12 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
+import torch
+
 from raydist.checkpoints.restore import ShardRestorer
 from raydist.checkpoints.shards import DispatchedSave
+from raydist.cluster.nodes import address_of, connect, waits_for_own
+from raydist.cluster.preemption import add_step_queue
 from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from raydist.context.current import StepCounter
 from raydist.context.run_call import plain_call, require_call
@@ -16,7 +20,7 @@ from raydist.context.strategy_values import StrategyStats, ValueContext
 from raydist.coordinator.checkpointing import PS_RESTORES, PS_SAVES, PsRestorer, PsSaver, ps_save_state
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator, WorkersLink
-from raydist.coordinator.launch import Launched, PsRequest
+from raydist.coordinator.launch import Launched, PsPlan, PsRequest, launch_ps, plan_ps
 from raydist.coordinator.per_worker import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, fetched
 from raydist.core.errors import InvalidArgumentError
@@ -30,10 +34,97 @@ from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.closure_scheduler import ClosureScheduler
 from raydist.strategies.hosted import HostedStrategy, release_mirrored
-from raydist.strategies.ps_cluster import PsCluster, PsOptions
+from raydist.strategies.worker_request import assign_hosts
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
+
+
+@final
+class PsCluster:
+    """The workers and servers of one strategy. For use by one thread.
+
+    `name` is unique, `title` is for messages; `settings` are arguments of `Launched.start`. Once workers and servers
+    are started, `close_when_dropped` is called with a function that ends the processes, then `on_start`.
+
+    Attributes:
+        launched: Workers and servers; None until they are started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        request: PsRequest,
+        timeouts: Timeouts,
+        settings: Mapping[str, Any],
+        *,
+        close_when_dropped: Callable[[Callable[[], None]], None],
+        on_start: Callable[[Launched], None],
+    ) -> None:
+        self.launched: Launched | None = None
+        self._name = name
+        self._title = title
+        self._request = request
+        self._settings = settings
+        self._timeouts = timeouts
+        self._close_when_dropped = close_when_dropped
+        self._on_start = on_start
+        self._ps_plan: PsPlan | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers. If it was left open, the property may start or join Ray."""
+        return self._request.num_workers or len(self.plan().setups)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """One device name for each worker."""
+        return tuple(setup.worker_devices[0] for setup in self.plan().setups)
+
+    def device_types(self) -> set[str]:
+        """Return the device types of the workers."""
+        return {torch.device(setup.device).type for setup in self.plan().setups}
+
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes of workers and servers, as far as they are placed."""
+        return () if self.launched is None else (*self.launched.worker_hosts, *self.launched.server_hosts)
+
+    def plan(self) -> PsPlan:
+        """Plan workers and servers. May start or join Ray (limit: `Timeouts.start_s`)."""
+        if self._ps_plan is None:
+            cluster = connect()
+            find = functools.partial(assign_hosts, nodes=cluster.nodes, resolve=address_of)
+            self._ps_plan = plan_ps(
+                self._name,
+                self._request,
+                cluster,
+                self._timeouts,
+                worker_addresses=find(self._request.worker_hosts),
+                server_addresses=find(self._request.server_hosts),
+            )
+        return self._ps_plan
+
+    def launch_early(self) -> None:
+        """Launch, unless older strategies hold the resources: the program may be about to drop one of them."""
+        if self.launched is None and not waits_for_own(self.plan().bundles, "SPREAD"):
+            self.launch()
+
+    def launch(self) -> Launched:
+        """Start workers and servers if necessary, without waiting for workers: the driver builds its model then."""
+        if self.launched is None:
+            launched = launch_ps(self.plan(), self._timeouts, self._title)
+            self._close_when_dropped(launched.close)
+            try:
+                memory = int(self.plan().server_resources.get("memory", 0)) or None
+                launched.start(self._timeouts, server_memory=memory, **self._settings)
+            except BaseException:
+                launched.close()
+                raise
+            add_step_queue(launched.coordinator)
+            self.launched = launched
+            self._on_start(launched)
+        return self.launched
 
 
 @final
@@ -118,7 +209,16 @@ class ParameterServerStrategy(HostedStrategy):
         resources_per_replica: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__("parameter-server", timeouts)
-        options = PsOptions(require_consistency(consistency), variable_partitioner, bool(prefetch_pulls))
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise InvalidArgumentError(
+                "variable_partitioner must be a function of (shape, dtype), such as rd.MinSizePartitioner(), or None, "
+                f"got {variable_partitioner!r:.80}."
+            )
+        settings = {
+            "consistency": require_consistency(consistency),
+            "partitioner": variable_partitioner,
+            "prefetch_pulls": bool(prefetch_pulls),
+        }
         self._resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
         if not isinstance(self._resolver, ClusterResolver):
             raise InvalidArgumentError(f"cluster_resolver must be an rd.ClusterResolver, got {self._resolver!r:.80}.")
@@ -127,8 +227,8 @@ class ParameterServerStrategy(HostedStrategy):
             self._name,
             self._title,
             request.with_resolver(self._resolver),
-            options,
             self._timeouts,
+            settings,
             close_when_dropped=self._when_dropped.add,
             on_start=self._watch,
         )

@@ -1,9 +1,9 @@
-"""`fit`: epochs of training steps, each with its validation."""
+"""`fit`: epochs of training steps, each followed by its validation."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
@@ -12,6 +12,7 @@ from raydist.core.values import ReduceOp
 from raydist.options import RunOptions
 from raydist.strategies.functions import step_counting
 from raydist.training.elements import ClassWeights, unpack
+from raydist.training.evaluation import Evaluation
 from raydist.training.fit_checkpoints import FitCheckpoints, FitState
 from raydist.training.passes import (
     Executions,
@@ -23,12 +24,13 @@ from raydist.training.passes import (
     run_pass,
     warn_out_of_data,
 )
+from raydist.training.progress import Reporter
 from raydist.training.steps import Trainee, training_step
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.training.callbacks.callback import CallbackList, TrainedModel
-    from raydist.training.progress import Reporter
+    from raydist.training.callbacks.callback import CallbackList
+    from raydist.training.progress import View
 
 
 @final
@@ -44,6 +46,8 @@ class FitPlan:
         initial_epoch: Number of the first epoch, counted from 0; earlier epochs are done already.
         validation_freq: Epochs between validations, or the numbers, from 1, of the epochs to validate.
         class_weights: Weights of rows by class; empty: all rows have the same weight.
+        held_out: The validation data; None without a validation.
+        validation_steps: Batches of a validation, >= 1; None: all batches.
     """
 
     data: DistributedDataset
@@ -52,11 +56,14 @@ class FitPlan:
     initial_epoch: int = 0
     validation_freq: int | Container[int] = 1
     class_weights: ClassWeights = field(default_factory=ClassWeights)
+    held_out: DistributedDataset | None = None
+    validation_steps: int | None = None
 
     def __post_init__(self) -> None:
         require_at_least("epochs", self.epochs)
         require_at_least("steps_per_epoch", self.steps_per_epoch)
         require_at_least("initial_epoch", self.initial_epoch, 0)
+        require_at_least("validation_steps", self.validation_steps)
         if isinstance(self.validation_freq, int):
             require_at_least("validation_freq", self.validation_freq)
         require_finite(self.data, "fit without steps_per_epoch", self.steps_per_epoch)
@@ -88,34 +95,32 @@ class FitPlan:
 
 @final
 class Fit:
-    """One call of `Model.fit`."""
+    """One call of `Model.fit`: its epochs, each followed by a validation if there is one."""
 
     def __init__(
         self,
         trainee: Trainee,
         plan: FitPlan,
         *,
-        model: TrainedModel,
+        model: Any,
         callbacks: CallbackList,
-        reporter: Reporter,
-        validate: Callable[[str], dict[str, Any]] | None,
+        view: View,
         state: FitState,
         checkpoints: FitCheckpoints,
     ) -> None:
+        plan.require_elements(own_loss=trainee.compiled.loss is None)
+        state.total, state.epoch = plan.total(), plan.initial_epoch
         self._trainee = trainee
         self._trackers = trainee.compiled.trackers
         self._plan = plan
         self._model = model
         self._callbacks = callbacks
-        self._reporter = reporter
-        self._validate = validate
+        self._reporter = Reporter(view)
+        self._evaluation = Evaluation(trainee, callbacks, Reporter(view))
         self._state = state
         self._checkpoints = checkpoints
-        state.total, state.epoch = plan.total(), plan.initial_epoch
-        self._step = training_step(
-            trainee.module, trainee.compiled, plan.class_weights, step_counting(trainee.strategy)
-        )
-        plan.require_elements(own_loss=trainee.compiled.loss is None)
+        count = step_counting(trainee.strategy)
+        self._step = training_step(trainee.module, trainee.compiled, plan.class_weights, count)
 
     def run(self) -> None:
         """Run all epochs, or the remaining ones after a checkpoint. Blocks until their steps are done."""
@@ -125,59 +130,46 @@ class Fit:
         self._callbacks.call("on_train_begin", {})
         if resumed:
             self._checkpoints.restore_again()
-        if self._state.is_within_epoch or not self._has_ended():
-            self._train(resumed)
+        if self._state.is_within_epoch or not self._is_done():
+            self._run_epochs(resumed)
         elif resumed:
             self._model.stop_training = self._state.stop
             self._checkpoints.warn_nothing_is_left(self._plan.epochs)
         self._callbacks.call("on_train_end", self._state.last_logs)
         self._checkpoints.finish()
 
-    def _has_ended(self) -> bool:
+    def _is_done(self) -> bool:
         return self._state.stop or self._state.epoch >= self._plan.epochs
 
-    def _train(self, resumed: bool) -> None:
-        with contextlib.ExitStack() as whole_fit:
+    def _run_epochs(self, resumed: bool) -> None:
+        with contextlib.ExitStack() as stack:
+            # With steps_per_epoch one iterator serves all epochs; otherwise each epoch opens its own.
             shared: Executions | None = None
+            self._begin_epoch(within=resumed and self._state.is_within_epoch)
             while True:
-                self._begin_epoch(resumed and self._state.is_within_epoch)
                 if self._plan.steps_per_epoch is not None:
-                    shared = shared or self._open(whole_fit)
-                self._epoch(shared)
-                resumed = False
-                if self._has_ended():
+                    shared = shared or self._open_data(stack)
+                self._run_epoch(shared)
+                if self._is_done():
                     break
+                self._begin_epoch(within=False)
 
-    def _begin_epoch(self, goes_on: bool) -> None:
-        if not goes_on:
+    def _begin_epoch(self, *, within: bool) -> None:
+        """Begin an epoch, or one `within` which the checkpoint was saved."""
+        if not within:
             self._trackers.reset()
         self._reporter.start(self._label(), self._state.total)
         self._callbacks.call("on_epoch_begin", self._state.epoch, {})
-        if goes_on:  # the hook was called before the checkpoint, too
+        if within:  # the hook was called before the checkpoint, too
             self._checkpoints.restore_again()
             self._model.stop_training = self._state.stop
 
     def _label(self) -> str:
         return f"Epoch {self._state.epoch + 1}/{self._plan.epochs}"
 
-    def _open(self, stack: contextlib.ExitStack) -> Executions:
-        if self._state.batches and not self._plan.data._has_rest:  # the end of the data was seen before the checkpoint
-            return Executions(self._trainee.strategy, self._step, iter(()))
-        iterator = stack.enter_context(opened(self._plan.data))
-        known = num_batches(self._plan.data)
-        gone = self._state.batches if self._plan.steps_per_epoch is None else self._state.drawn
-        return Executions(
-            self._trainee.strategy,
-            self._step,
-            iterator,
-            steps_per_execution=self._trainee.compiled.steps_per_execution,
-            num_batches=None if known is None else max(0, known - gone),
-            options=RunOptions(gradient_reduce_op=ReduceOp.SUM),  # losses have global denominators
-        )
-
-    def _epoch(self, shared: Executions | None) -> None:
-        logs = self._logs(shared)
-        own = dict(logs)
+    def _run_epoch(self, shared: Executions | None) -> None:
+        logs = self._train_and_validate(shared)
+        own = dict(logs)  # callbacks add to the logs
         self._callbacks.call("on_epoch_end", self._state.epoch, logs)
         if logs:
             self._reporter.result(logs)
@@ -185,31 +177,49 @@ class Fit:
         self._state.stop = self._model.stop_training
         self._checkpoints.after_epoch(logs)
 
-    def _logs(self, shared: Executions | None) -> dict[str, Any]:
-        """Train and validate one epoch; return its logs, or {} without data."""
-        if self._state.logs is None:
+    def _train_and_validate(self, shared: Executions | None) -> dict[str, Any]:
+        """Train one epoch and validate the model; return the logs of both, or {} without data."""
+        state, plan = self._state, self._plan
+        if state.logs is None:
             # Close the iterator here: if replicas loop, its end may not be seen, and later saves must not resume from
             # it.
-            with contextlib.ExitStack() as one_pass:
-                steps = self._steps(shared or self._open(one_pass))
+            with contextlib.ExitStack() as stack:
+                steps = self._train(shared or self._open_data(stack))
                 if not steps:
                     return {}
                 rows, logs = self._trackers.rows_and_logs()
                 self._callbacks.call("_end_epoch")
             self._reporter.stop(steps, rows)
-            self._state.end_training(logs)
         else:  # a checkpoint was saved during the validation: the data is at the end of this epoch already
-            self._state.end_training(self._state.logs)
-        logs = dict(self._state.logs or {})
-        if self._validate is not None and self._plan.validates(self._state.epoch):
-            found = self._validate(f"{self._label()} validation")
+            logs = state.logs
+        state.end_training(logs)
+        logs = dict(logs)
+        if plan.held_out is not None and plan.validates(state.epoch):
+            found = self._evaluation.run(plan.held_out, f"{self._label()} validation", plan.validation_steps)
             logs.update((f"val_{name}", value) for name, value in found.items())
         return logs
 
-    def _steps(self, calls: Executions) -> int:
+    def _open_data(self, stack: contextlib.ExitStack) -> Executions:
+        """Return the executions over the rest of the data; `stack` closes their iterator."""
+        state, plan, strategy = self._state, self._plan, self._trainee.strategy
+        if state.batches and not plan.data._has_rest:  # the end of the data was seen before the checkpoint
+            return Executions(strategy, self._step, iter(()))
+        known = num_batches(plan.data)
+        done = state.batches if plan.steps_per_epoch is None else state.drawn
+        return Executions(
+            strategy,
+            self._step,
+            stack.enter_context(opened(plan.data)),
+            steps_per_execution=self._trainee.compiled.steps_per_execution,
+            num_batches=None if known is None else max(0, known - done),
+            options=RunOptions(gradient_reduce_op=ReduceOp.SUM),  # losses have global denominators
+        )
+
+    def _train(self, executions: Executions) -> int:
+        """Run the training steps of one epoch; return their number."""
         wanted = self._plan.steps_per_epoch
         steps = run_pass(
-            calls,
+            executions,
             limit=wanted,
             begin=self._before_execution,
             end=self._after_execution,
@@ -224,20 +234,10 @@ class Fit:
         return steps
 
     def _before_execution(self, step: int) -> None:
-        draws_ahead = self._trainee.compiled.steps_per_execution == 1
-        with self._checkpoints.before_draw(self._plan.data) if draws_ahead else contextlib.nullcontext():
+        # With single steps the driver has drawn the batch already, and a hook may save a checkpoint before the step.
+        is_drawn = self._trainee.compiled.steps_per_execution == 1
+        with self._checkpoints.before_draw(self._plan.data) if is_drawn else contextlib.nullcontext():
             self._callbacks.call("on_train_batch_begin", step, {})
-
-    def _after_last_batch(self, steps: int, wanted: int | None) -> None:
-        """Handle the end of the data, or of the wanted number of steps."""
-        if not self._state.saw_data:
-            require_steps(steps, "fit")
-        self._state.saw_data = True
-        if wanted is None:
-            self._state.total = steps  # most likely also the total of the next epoch
-        elif steps < wanted:
-            self._model.stop_training = self._state.stop = True
-            warn_out_of_data("steps_per_epoch", wanted, steps, "for this epoch. Training stops here.")
 
     def _after_execution(self, done: int) -> None:
         count, self._state.batches = done - self._state.batches, done
@@ -250,3 +250,14 @@ class Fit:
         self._reporter.step(done, self._trackers.rows_and_logs)
         self._state.stop = self._model.stop_training
         self._checkpoints.after_execution()
+
+    def _after_last_batch(self, steps: int, wanted: int | None) -> None:
+        """Handle the end of the data, or of the wanted number of steps."""
+        if not self._state.saw_data:
+            require_steps(steps, "fit")
+        self._state.saw_data = True
+        if wanted is None:
+            self._state.total = steps  # most likely also the total of the next epoch
+        elif steps < wanted:
+            self._model.stop_training = self._state.stop = True
+            warn_out_of_data("steps_per_epoch", wanted, steps, "for this epoch. Training stops here.")

@@ -47,7 +47,7 @@ class FitState:
         self._held_out = held_out
         self._before_validation: Mapping[str, Any] | None = None
         self._with_callbacks = True
-        self._is_told = False
+        self._has_warned = False
         self.epoch = 0
         self.batches = 0
         self.drawn = 0
@@ -93,11 +93,11 @@ class FitState:
             "logs": self.logs,
             "last_logs": self.last_logs,
             "stop": self.stop,
-            "callbacks": [[type(one).__name__, one.state_dict()] for one in self._asked()],
+            "callbacks": [[type(one).__name__, one.state_dict()] for one in self._active_callbacks()],
             "held_out": self._held_out_state(),
         }
 
-    def _asked(self) -> Sequence[Callback]:
+    def _active_callbacks(self) -> Sequence[Callback]:
         return self._callbacks if self._with_callbacks else ()
 
     def _held_out_state(self) -> Mapping[str, Any] | None:
@@ -123,20 +123,20 @@ class FitState:
         self._load_callbacks(state["callbacks"])
 
     def _load_callbacks(self, saved: Sequence[Sequence[Any]]) -> None:
-        left, without = list(saved), []
-        for callback in self._asked():
-            found = next((one for one in left if one[0] == type(callback).__name__), None)
+        unused, without_state = list(saved), []
+        for callback in self._active_callbacks():
+            found = next((one for one in unused if one[0] == type(callback).__name__), None)
             if found is not None:
-                left.remove(found)
+                unused.remove(found)
                 callback.load_state_dict(found[1])
             elif callback.state_dict():
-                without.append(type(callback).__name__)
-        lost = [name for name, state in left if state]
-        if lost and without and not self._is_told:
-            self._is_told = True
+                without_state.append(type(callback).__name__)
+        lost = [name for name, state in unused if state]
+        if lost and without_state and not self._has_warned:
+            self._has_warned = True
             warnings.warn(
-                f"fit goes on without the saved states of the callbacks {', '.join(lost)}, and {', '.join(without)} "
-                "begin anew: a state is given to the class of that name. Was one renamed?",
+                f"fit goes on without the saved states of the callbacks {', '.join(lost)}, and "
+                f"{', '.join(without_state)} begin anew: a state is given to the class of that name. Was one renamed?",
                 stacklevel=2,
             )
 
@@ -288,24 +288,16 @@ def open_checkpoints(
         **({} if accumulation is None else {"accumulation": accumulation}),
     }
 
-    def whole() -> Checkpoint:
+    def new_checkpoint() -> Checkpoint:
         return Checkpoint(gradients=accumulation is not None, **objects, **{_GROUP: group})
 
     managers: list[FitManager] = []
     if isinstance(checkpoint, CheckpointManager):
-        contents = contents_of(checkpoint.checkpoint)
-        if accumulation is not None and not contents.has_gradients:
-            raise InvalidArgumentError(
-                "A checkpoint of a fit with accumulate_steps must hold pending gradients, got one without. Make it by "
-                "rd.Checkpoint(..., gradients=True)."
-            )
-        known = {id(obj) for obj in contents.own_objects().values()}
-        missing = {name: obj for name, obj in objects.items() if id(obj) not in known}
-        stack.enter_context(contents.adding({_GROUP: {**group, **missing}}))
+        stack.enter_context(_adding(checkpoint, objects, group, needs_gradients=accumulation is not None))
         within = checkpoint.checkpoint_interval is not None or checkpoint.interval_s is not None
         managers.append(FitManager(checkpoint, resume=resume, within_epochs=within))
     elif isinstance(checkpoint, str | os.PathLike):
-        manager = stack.enter_context(CheckpointManager(whole(), checkpoint, _MAX_TO_KEEP))
+        manager = stack.enter_context(CheckpointManager(new_checkpoint(), checkpoint, _MAX_TO_KEEP))
         managers.append(FitManager(manager, resume=resume))
     elif checkpoint is not None:
         raise InvalidArgumentError(
@@ -313,7 +305,7 @@ def open_checkpoints(
             "rd.Checkpoint to a manager: rd.CheckpointManager(checkpoint, directory, max_to_keep=3)."
         )
     for backup in (each for each in callbacks if isinstance(each, BackupAndRestore)):
-        manager = stack.enter_context(backup._manager(whole(), lambda: state.drawn))
+        manager = stack.enter_context(backup._manager(new_checkpoint(), lambda: state.drawn))
         managers.append(
             FitManager(
                 manager,
@@ -324,3 +316,22 @@ def open_checkpoints(
             )
         )
     return FitCheckpoints(managers, state)
+
+
+def _adding(
+    manager: CheckpointManager, objects: Mapping[str, Any], group: Mapping[str, Any], *, needs_gradients: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the user's manager also saves the state of the `fit`, and what it lacks of the model.
+
+    Raises:
+        InvalidArgumentError: The checkpoint must hold gradients, and does not.
+    """
+    contents = contents_of(manager.checkpoint)
+    if needs_gradients and not contents.has_gradients:
+        raise InvalidArgumentError(
+            "A checkpoint of a fit with accumulate_steps must hold pending gradients, got one without. Make it by "
+            "rd.Checkpoint(..., gradients=True)."
+        )
+    saved_already = {id(obj) for obj in contents.own_objects().values()}
+    missing = {name: obj for name, obj in objects.items() if id(obj) not in saved_already}
+    return contents.adding({_GROUP: {**group, **missing}})

@@ -160,32 +160,25 @@ class Model(CompiledModel):
         trainee = self._trainee()
         own_loss = trainee.compiled.loss is None
         data = distributed(self._strategy, x, y, batch_size, dataset, own_loss=own_loss, shuffle=shuffle)
-        weights = ClassWeights.parse(class_weight)
-        plan = FitPlan(data, epochs, steps_per_epoch, initial_epoch, validation_freq, weights)
-        require_at_least("validation_steps", validation_steps)
         held_out = held_out_data(self._strategy, validation_data, batch_size, own_loss=own_loss)
+        weights = ClassWeights.parse(class_weight)
+        plan = FitPlan(
+            data, epochs, steps_per_epoch, initial_epoch, validation_freq, weights, held_out, validation_steps
+        )
         history = History()
         recording = () if profile is None else (ProfileBatches(profile),)
         hooks = CallbackList((*callbacks, *recording, history), self, {"epochs": epochs, "steps": plan.total()})
         hooks.call("_set_data", data)
-        state, objects = FitState((*callbacks, history), held_out), self.checkpoint_objects()
+        state = FitState((*callbacks, history), held_out)
+        objects = self.checkpoint_objects()
         if not self._module.training:
             self._module.train()
         with contextlib.ExitStack() as stack:
             view = stack.enter_context(open_view(*progress_stream(callbacks, verbose=verbose)))
-            evaluation = Evaluation(trainee, hooks, Reporter(view))
-            Fit(
-                trainee,
-                plan,
-                model=self,
-                callbacks=hooks,
-                reporter=Reporter(view),
-                validate=None if held_out is None else lambda label: evaluation.run(held_out, label, validation_steps),
-                state=state,
-                checkpoints=open_checkpoints(
-                    checkpoint, callbacks, trainee, objects, data, state, resume=resume, stack=stack
-                ),
-            ).run()
+            checkpoints = open_checkpoints(
+                checkpoint, callbacks, trainee, objects, data, state, resume=resume, stack=stack
+            )
+            Fit(trainee, plan, model=self, callbacks=hooks, view=view, state=state, checkpoints=checkpoints).run()
         return history
 
     @folded

@@ -3,70 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.training.callbacks.hooks import PredictHooks, TestHooks, TrainHooks
 
 if TYPE_CHECKING:
-    import os
-
-    import torch
-    from torch import nn
-    from torchmetrics import Metric
-
-    from raydist.context.strategy import Strategy
     from raydist.distributed_dataset import DistributedDataset
-
-
-class TrainedModel(Protocol):
-    """A :class:`raydist.Model` as seen by callbacks. A protocol, because the model imports the callbacks."""
-
-    stop_training: bool
-
-    @property
-    def module(self) -> nn.Module:
-        """The trained module."""
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy that trains it."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that trains it."""
-
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """The metrics of `compile` by their names in logs."""
-
-    def checkpoint_objects(self, metrics: bool = False) -> dict[str, Any]:
-        """Return the objects for a checkpoint of the model, by name."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The module's parameters."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module in this process, on the driver."""
-
-    @property
-    def compile(self) -> Callable[..., None]:
-        """`Model.compile`."""
-
-    @property
-    def fit(self) -> Callable[..., History]:
-        """`Model.fit`."""
-
-    @property
-    def evaluate(self) -> Callable[..., dict[str, Any]]:
-        """`Model.evaluate`."""
-
-    @property
-    def predict(self) -> Callable[..., Any]:
-        """`Model.predict`."""
-
-    def save(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:
-        """Write the state of module and optimizer to a file."""
 
 
 class Callback(TrainHooks, TestHooks, PredictHooks):
@@ -83,7 +26,7 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
     callbacks).
 
     Attributes:
-        model: The model that calls the hooks. Set `self.model.stop_training = True` to end `fit`.
+        model: The :class:`raydist.Model` that calls the hooks. Set `self.model.stop_training = True` to end `fit`.
         params: See :meth:`set_params`.
 
     >>> import torch
@@ -105,10 +48,10 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
     Source: keras.callbacks.Callback.
     """
 
-    model: TrainedModel
+    model: Any  # an rd.Model, whose module imports this one
     params: dict[str, Any]
 
-    def set_model(self, model: TrainedModel) -> None:
+    def set_model(self, model: Any) -> None:
         """Set `self.model`. Called first, by `fit`, `evaluate` and `predict`.
 
         Args:
@@ -284,7 +227,7 @@ def _require_hook(name: str, function: Any) -> None:
 class CallbackList:
     """The callbacks of one fit, evaluate or predict, called in order."""
 
-    def __init__(self, callbacks: Sequence[Callback], model: TrainedModel, params: dict[str, Any]) -> None:
+    def __init__(self, callbacks: Sequence[Callback], model: Any, params: dict[str, Any]) -> None:
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise InvalidArgumentError(
