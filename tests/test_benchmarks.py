@@ -6,10 +6,8 @@ import contextlib
 import importlib
 import io
 import json
-import os
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,14 +26,13 @@ from benchmarks.asynchronous.workloads import WORKLOADS as ASYNCHRONOUS_WORKLOAD
 from benchmarks.pipelines import __main__ as pipelines
 from benchmarks.pipelines import generate
 from benchmarks.pipelines.contenders import CONTENDERS
-from benchmarks.pipelines.contestant import Contestant, Job, PassError
+from benchmarks.pipelines.contestant import Contestant, PassError
 from benchmarks.pipelines.peers import raydist_itself
-from benchmarks.pipelines.results import Comparison, Outcome
+from benchmarks.pipelines.results import Outcome
 from benchmarks.pipelines.runner import Settings
 from benchmarks.pipelines.scene import Scene
 from benchmarks.pipelines.workload import Workload
 from benchmarks.pipelines.workloads import WORKLOADS
-from benchmarks.processes import Process, read_processes, started_by
 from benchmarks.steps import __main__ as steps
 from benchmarks.steps import cpu
 from benchmarks.steps.bars import BARS, Bar
@@ -126,23 +123,6 @@ def test_all_sizes_of_batches_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert str(batch_map.Costs(256 << 10, (5.0,), (31.0,), (30.0,))) == "| 256 KB | 5 | 31 (ABOVE 30) | 30 |"
 
 
-def outcome(label: str, *values: float) -> Outcome:
-    made = Outcome(label)
-    for value in values:
-        made.add(value, 1.0, is_timed=False)
-    return made
-
-
-def test_medians_and_ratios() -> None:
-    mine, other = outcome("raydist", 40.0, 38.0, 42.0), outcome("peer", 10.0)
-    assert mine.median == 40.0
-    assert mine.spread == pytest.approx(0.1)
-    for smaller_is_better, ratio in ((False, 4.0), (True, 0.25)):
-        workload = Workload("w", "", 1, 1, ("raydist", "peer"), smaller_is_better=smaller_is_better)
-        assert Comparison(workload, (mine, other)).ratio_to(other) == ratio
-        assert Comparison(workload, (mine, other)).ratio_to(Outcome("missing", problem="left out")) is None
-
-
 # --- steps and asynchronous training ----------------------------------------------------------------------------------
 
 
@@ -174,13 +154,6 @@ def test_every_bar_can_be_measured(
         tables.append(Table(workload, tuple(made)))
     assert [bar.what for bar in bars if bar.value(Figures(tuple(tables), findings)) is None] == []
     assert [bar.what for bar in bars if bar.value(Figures(())) is not None] == []
-
-
-def test_a_bar_is_met_or_not() -> None:
-    most = Bar("P", "x", lambda figures: None, 2.0)
-    least = Bar("P", "x", lambda figures: None, 2.0, at_least=True)
-    assert [most.verdict(value) for value in (2.0, 2.1, None)] == ["met", "not met", "not measured"]
-    assert [least.verdict(value) for value in (2.1, 1.9)] == ["met", "not met"]
 
 
 def test_a_step_from_the_command_line_to_the_file(tmp_path: Path) -> None:
@@ -230,18 +203,6 @@ def test_asynchronous_training_from_the_command_line_to_the_file(
     assert {bar["verdict"] for bar in written["bars"]} == {"not measured", "not met"}
 
 
-def test_only_what_is_named_is_run() -> None:
-    for parse_args, name in (
-        (pipelines.parse_args, "window"),
-        (steps.parse_args, "cnn"),
-        (asynchronous.parse_args, "mnist"),
-    ):
-        args = parse_args(["--only", name, "--repeat", "3"])
-        assert (args.only, args.repeat) == ([name], 3)
-        with pytest.raises(SystemExit):
-            parse_args(["--only", "nothing"])
-
-
 # --- scaling ----------------------------------------------------------------------------------------------------------
 
 
@@ -282,33 +243,6 @@ def contestant_of(program: str, log: Path, limit_s: float = 30.0) -> contextlib.
     return contextlib.closing(Contestant([sys.executable, "-c", textwrap.dedent(program)], log / "log", limit_s))
 
 
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def becomes(pid: int, stopped: bool) -> bool:
-    """Return True once the process is in this state: a signal takes a moment."""
-    deadline = time.monotonic() + 10.0
-    while is_stopped(pid) is not stopped and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return is_stopped(pid) is stopped
-
-
-def test_a_contestant_rests_while_others_are_measured(tmp_path: Path) -> None:
-    job = Job("any", "/nowhere", rows=3, num_workers=0, num_calls=None, warm_up=True)
-    with contestant_of(ECHO, tmp_path) as contestant:
-        contestant.pause()  # there is no process yet
-        assert contestant.prepare(job) == "1"
-        contestant.pause()
-        mine = started_by(os.getpid(), read_processes())
-        (pid,) = [each.pid for each in mine if textwrap.dedent(ECHO).strip() in each.command]
-        assert becomes(pid, stopped=True)
-        assert contestant.prepare(job) == "1"
-        assert becomes(pid, stopped=False)
-        assert contestant.run() == (3.0, 0.5)
-        contestant.pause()  # and ends by itself
-
-
 def test_a_contestant_that_ends_or_hangs_is_an_error(tmp_path: Path) -> None:
     for program, limit_s, message in (
         ("raise SystemExit(1)", 30.0, r"log\)"),
@@ -316,13 +250,3 @@ def test_a_contestant_that_ends_or_hangs_is_an_error(tmp_path: Path) -> None:
     ):
         with contestant_of(program, tmp_path, limit_s) as contestant, pytest.raises(PassError, match=message):
             contestant.request({})
-
-
-def test_a_contender_is_its_session_and_its_descendants() -> None:
-    def process(pid: int, parent: int, session: int) -> Process:
-        return Process(pid, parent, session, "", 10.0)
-
-    inside = [process(10, 1, 10), process(11, 10, 10), process(12, 11, 12)]
-    orphans = [process(13, 1, 12), process(14, 1, 10)]  # their parents have ended
-    others = [process(1, 0, 1), process(20, 1, 20), process(21, 20, 20)]
-    assert started_by(10, [*others, *orphans, *reversed(inside)]) == [*orphans, *reversed(inside)]

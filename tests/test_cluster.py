@@ -21,8 +21,6 @@ from raydist.cluster.nodes import (
     _keeping_breakpoints,
     address_for,
     connect,
-    connected,
-    hosts_of,
     place,
     release,
     run_where_it_lasts,
@@ -89,13 +87,6 @@ def test_a_reservation_is_given_back(ray_cluster: None) -> None:
         release(place([{"CPU": 3.0}], strategy="STRICT_PACK", timeout_s=20))
     with pytest.raises(DeadlineExceededError, match=r"could not place 2 replicas within 0\.2 s.*2 x .*4 CPU"):
         place([{"CPU": 3.0}] * 2, strategy="STRICT_PACK", timeout_s=0.2)
-
-
-@pytest.mark.ray
-def test_the_nodes_of_a_reservation_are_known_in_the_order_of_its_bundles(ray_cluster: None) -> None:
-    reservation = place([{"CPU": 1.0}] * 2, strategy="STRICT_PACK", timeout_s=20)
-    assert hosts_of(reservation) == (connect().nodes[0].node_id,) * 2
-    release(reservation)
 
 
 @pytest.mark.ray
@@ -177,11 +168,6 @@ def test_ray_lasts_when_the_thread_that_needed_it_first_ends() -> None:
     assert re.match(r"told: .*raylet.*thread that has ended since.*ray\.shutdown\(\).* True", told)
 
 
-@pytest.mark.ray
-def test_the_cluster_of_this_process_is_known_without_starting_one(ray_cluster: None) -> None:
-    assert connected() == connect()
-
-
 @pytest.mark.parametrize("before", [None, "mine.set_trace"])
 def test_breakpoints_of_this_process_stay_what_they_were(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
     """Ray has them ask for a package that is not there, and go on without a word to the program."""
@@ -253,12 +239,6 @@ def in_a_thread(fn: object) -> None:
     thread.join()
 
 
-def test_the_main_thread_starts_things_itself() -> None:
-    seen: list[threading.Thread] = []
-    run_where_it_lasts(lambda: seen.append(threading.current_thread()), lambda: pytest.fail("waited"), name="keeper")
-    assert seen == [threading.main_thread()]
-
-
 def test_a_thread_leaves_it_to_one_that_lasts_until_the_end() -> None:
     seen: list[threading.Thread] = []
     ended = threading.Event()
@@ -272,21 +252,6 @@ def test_a_thread_leaves_it_to_one_that_lasts_until_the_end() -> None:
     ended.set()
     keeper.join(10)
     assert not keeper.is_alive()
-
-
-def test_errors_are_raised_where_it_was_asked_for() -> None:
-    caught: list[str] = []
-
-    def fail() -> None:
-        raise OSError("no room")
-
-    def ask() -> None:
-        with pytest.raises(OSError, match="no room") as error:
-            run_where_it_lasts(fail, lambda: None, name="keeper")
-        caught.append(str(error.value))
-
-    in_a_thread(ask)
-    assert caught == ["no room"]
 
 
 def test_without_ray_nothing_is_drained_and_nothing_started() -> None:

@@ -311,52 +311,6 @@ def test_most_have_an_example_that_runs() -> None:
     assert share >= LEAST_EXAMPLES, report(title, missing)
 
 
-class Bad:
-    """A thing.
-
-    Args:
-        siez: How large.
-    """
-
-    limit = 3
-
-    def __init__(self, size: int) -> None:
-        self.size, self._hidden = size, 3
-
-    def grow(self, by: int) -> None:
-        """Grow.
-
-        Raises:
-            ValueError, TooLargeError: It is too large.
-        """
-        if by:
-            self.grown = by
-
-    @property
-    def half(self) -> int:
-        return self.size // 2
-
-    @classmethod
-    def of(cls, text: str) -> Bad:
-        return cls(int(text))
-
-    class Part:
-        pass
-
-
-def prefixed(cls: type, *names: str) -> list[str]:
-    return [f"{full_name(cls)}{name}" for name in names]
-
-
-def test_the_check_finds_what_is_missing() -> None:
-    found = distinct(of_class(Bad))
-    assert sorted(undescribed(found)) == sorted(prefixed(Bad, ".limit", ".size", ".grown", ".half", ".of", ".Part"))
-    assert unexplained(found) == prefixed(Bad, ": size", ".grow: by")
-    assert stale(found) == prefixed(Bad, ": siez")
-    assert unknown_errors(found) == prefixed(Bad, ".grow: TooLargeError")
-    assert sorted(without_example(found)) == sorted(prefixed(Bad, "", ".grow", ".of", ".Part"))
-
-
 def test_entries_are_those_of_the_section() -> None:
     for doc, expected in [
         ("Do it.", set()),
@@ -365,11 +319,6 @@ def test_entries_are_those_of_the_section() -> None:
         ("Do it.\n\n    Args:\n        *a: One.\n        **b: Two.\n    c: no\n", {"a", "b"}),
     ]:
         assert entries(doc, "Args") == expected, doc
-
-
-def test_an_example_that_never_runs_is_none() -> None:
-    assert not Described("f", ">>> f()  # doctest: +SKIP").has_example
-    assert Described("f", ">>> import ray  # doctest: +SKIP\n>>> f()").has_example
 
 
 def test_names_of_the_packages_inside_are_public() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -80,13 +79,6 @@ def test_every_strategy_of_raydist_is_a_choice() -> None:
     assert len(named) == len(STRATEGIES)
 
 
-def test_the_table_names_what_it_makes() -> None:
-    for name, maker in STRATEGIES.items():
-        with contextlib.closing(maker(2)) as strategy:  # which starts nothing
-            kind = type(strategy).__name__.removesuffix("Strategy").removesuffix("Mirrored") or "Mirrored"
-            assert re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower() == name
-
-
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_a_strategy_of_ones_own_averages_parameters(scripts: Scripts) -> None:
@@ -151,23 +143,6 @@ def test_tables_are_read_in_their_formats(tmp_path: Path, monkeypatch: pytest.Mo
         assert (table.numbers.shape, table.words.shape) == ((rows, numbers), (rows, words))
         assert table.targets.tolist() == [1.0] * rows
         assert (table.words // 1_000_000 == np.arange(words)).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("ratings.dat", "10::7::4::978300760\n12::9::5::978302109\n"),
-        ("u.data", "10\t7\t4\t881250949\n12\t9\t5\t881250949\n"),
-        ("ratings.csv", "userId,movieId,rating,timestamp\n10,7,4.0,964982703\n12,9,5.0,964982703\n"),
-    ],
-)
-def test_ratings_are_read_in_the_formats_of_movielens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    (tmp_path / name).write_text(text)
-    ratings = runpy.run_path(str(ROOT / "examples" / "matrix_factorisation.py"))["read_ratings"](tmp_path / name)
-    assert (ratings.users.tolist(), ratings.films.tolist(), ratings.stars.tolist()) == ([0, 1], [0, 1], [4.0, 5.0])
 
 
 @pytest.mark.timeout(120)

@@ -59,12 +59,6 @@ def test_what_fits_is_not_asked_about(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert not caplog.records
 
 
-def test_a_limit_shorter_than_a_look_is_kept() -> None:
-    waits = Waits()
-    assert not await_placed(TWO, waits, timeout_s=0.2)
-    assert waits.waits == [0.2]
-
-
 def test_says_once_what_is_waited_for(outlooks: Callable[[Outlook], None], caplog: pytest.LogCaptureFixture) -> None:
     outlooks(Outlook(grows=True, starting={"gpu-replica": 2}, failed=("It could not add a spot node: none left",)))
     with caplog.at_level(logging.WARNING, "raydist"):

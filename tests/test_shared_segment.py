@@ -114,14 +114,6 @@ def test_a_child_does_not_hold_for_its_parent(segment: Segment) -> None:
     assert not held
 
 
-def test_memory_stays_as_long_as_a_tensor_lies_in_it(segment: Segment) -> None:
-    other = Segment.open(segment.name, SIZE, segment.token)
-    tensor = other.view(4096, 4, torch.float32).fill_(5.0)
-    other.close()
-    del other
-    assert tensor.tolist() == [5.0] * 4
-
-
 def test_a_file_without_a_name_is_found_through_its_process(segment: Segment) -> None:
     before = {path.name for path in Path("/dev/shm").iterdir()}
     other = Segment.open(segment.name, SIZE, segment.token)
@@ -142,10 +134,3 @@ def num_descriptors() -> int:
     with contextlib.suppress(FileNotFoundError):
         return sum("nameless" in link for link in links)
     return num_descriptors()
-
-
-def test_one_that_is_dropped_keeps_no_descriptor() -> None:
-    before = num_descriptors()
-    kept = [Segment.create_nameless(4096).view(0, 4, torch.uint8) for _ in range(5)]
-    assert num_descriptors() == before
-    assert [len(tensor) for tensor in kept] == [4] * 5

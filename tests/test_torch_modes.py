@@ -46,13 +46,6 @@ def test_what_travelled_is_applied(modes: TorchModes) -> None:
         assert TorchModes.here() is None
 
 
-def test_blocks_within_blocks() -> None:
-    with torch.no_grad(), torch.enable_grad():
-        assert TorchModes.here() is None
-    with torch.autocast("cpu"), torch.autocast("cpu", enabled=False):
-        assert TorchModes.here() is None
-
-
 def test_tensors_made_outside_of_inference_mode_count_writes() -> None:
     with torch.inference_mode():
         inside, usual = torch.zeros(1), outside_inference_mode(torch.zeros)(1)
@@ -83,12 +76,6 @@ def as_torch_has_it() -> Iterator[None]:
 def test_what_is_applied_is_found_and_then_no_more(settings: TorchSettings) -> None:
     with settings.applied():
         assert TorchSettings.here() == settings
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_they_are_put_back_after_an_error(settings: TorchSettings) -> None:
-    with pytest.raises(KeyError), settings.applied():
-        raise KeyError
 
 
 def test_what_is_as_torch_has_it_is_left_alone() -> None:

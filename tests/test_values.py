@@ -29,11 +29,6 @@ def test_a_reduction_is_parsed_from_itself_and_its_name() -> None:
             ReduceOp.parse(name)
 
 
-def test_per_replica_has_no_truth_value() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"strategy\.reduce"):
-        bool(PerReplica([True, True]))
-
-
 class Remote(PerReplica):
     def __init__(self) -> None:
         self._values = None
@@ -42,13 +37,6 @@ class Remote(PerReplica):
     def _fetch(self) -> tuple[int, ...]:
         self.fetches += 1
         return (1, 2)
-
-
-def test_values_are_fetched_once_and_only_when_read() -> None:
-    value = Remote()
-    assert value.fetches == 0
-    assert value.values + value.values == (1, 2, 1, 2)
-    assert value.fetches == 1
 
 
 def test_printing_is_reading() -> None:

@@ -6,11 +6,10 @@ A failpoint does nothing unless a handler is installed, or the environment names
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from typing import final
 
 from raydist.core.errors import InvalidArgumentError
 
@@ -40,41 +39,8 @@ KNOWN_FAILPOINTS = (
 """All failpoints, in the order of a save, the removal of old checkpoints, and the cleanup."""
 
 
-@final
-class _Handlers:
-    """The installed handlers."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._handlers: tuple[Callable[[str], None], ...] = ()
-        self._passed = 0
-
-    def add(self, handler: Callable[[str], None]) -> None:
-        with self._lock:
-            self._handlers = (*self._handlers, handler)
-
-    def remove(self, handler: Callable[[str], None]) -> None:
-        with self._lock:
-            self._handlers = tuple(each for each in self._handlers if each is not handler)
-
-    def tell(self, name: str) -> None:
-        for handler in self._handlers:
-            handler(name)
-        wanted = os.environ.get(FAILPOINT_VARIABLE)
-        if wanted is not None:
-            self._end_if_meant(wanted, name)
-
-    def _end_if_meant(self, wanted: str, name: str) -> None:
-        meant, _, count = wanted.partition(":")
-        _require_known(meant)
-        if meant == name:
-            with self._lock:
-                self._passed += 1
-                if self._passed == int(count or 1):
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-
-_handlers = _Handlers()  # one per process: a save passes failpoints in several threads and modules
+_handlers: list[Callable[[str], None]] = []
+_passed = itertools.count(1)  # passes of the failpoint that kills the process: a save passes it in several threads
 
 
 def failpoint(name: str) -> None:
@@ -83,7 +49,13 @@ def failpoint(name: str) -> None:
     >>> failpoint("checkpoint.before_manifest")
     """
     _require_known(name)
-    _handlers.tell(name)
+    for handler in tuple(_handlers):
+        handler(name)
+    wanted, _, count = os.environ.get(FAILPOINT_VARIABLE, "").partition(":")
+    if wanted:
+        _require_known(wanted)
+    if wanted == name and next(_passed) == int(count or 1):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _require_known(name: str) -> None:
@@ -101,7 +73,7 @@ def installed(handler: Callable[[str], None]) -> Iterator[None]:
     >>> passed
     ['checkpoint.before_manifest']
     """
-    _handlers.add(handler)
+    _handlers.append(handler)
     try:
         yield
     finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from raydist.cluster.preemption import note_draws, pass_draw
 from raydist.collectives.base import Membership
@@ -230,44 +230,25 @@ def _parts(leaves: Sequence[Any]) -> Sequence[Any]:
 
 
 @final
-class _Noted(weakref.ref[Any]):
-    """A weak reference to a tensor or another object of a batch, with the number of rows of the batch."""
-
-    __slots__ = ("key", "rows")
-    key: int
-    rows: int
-
-
-@final
 class _Batches:
-    """The tensors of batches of distributed datasets, with the rows of their batch, for `ctx.num_rows`.
-
-    Used in every step: it costs a third of torch's `WeakIdKeyDictionary`.
-    """
+    """The rows of batches of distributed datasets, by the objects in them, for `ctx.num_rows`."""
 
     def __init__(self) -> None:
-        self._noted: dict[int, _Noted] = {}
+        self._rows = WeakIdKeyDictionary()
 
     def note(self, leaves: Sequence[Any], num_rows: int) -> None:
         """Remember the leaves of a batch as long as they live."""
         for leaf in _parts(leaves):
-            try:
-                noted = _Noted(leaf, self._forget)
-            except TypeError:  # numbers and strings allow no weak reference
-                continue
-            noted.key, noted.rows = id(leaf), num_rows
-            self._noted[noted.key] = noted
-
-    def _forget(self, dead: weakref.ref[Any]) -> None:
-        if isinstance(dead, _Noted) and self._noted.get(dead.key) is dead:
-            del self._noted[dead.key]
+            with contextlib.suppress(TypeError):  # numbers and strings allow no weak reference
+                self._rows[leaf] = num_rows
 
     def rows_of_first(self, leaves: Sequence[Any]) -> int | None:
         """Return the rows of the batch with the first known leaf among `leaves`; None if there is none."""
-        for leaf in _parts(leaves):
-            noted = self._noted.get(id(leaf))
-            if noted is not None and noted() is leaf:
-                return noted.rows
+        for leaf in _parts(leaves) if self._rows else ():
+            with contextlib.suppress(TypeError):
+                found: int | None = self._rows.get(leaf)
+                if found is not None:
+                    return found
         return None
 
 

@@ -87,9 +87,9 @@ def test_rows_of_a_batch_are_known_by_any_of_its_leaves_as_long_as_it_lives() ->
     assert [strategy.run(num_rows, args=(batch["y"],)) for batch in batches] == [3, 2]
     assert strategy.run(num_rows, args=((7, batches[1]["x"]),)) == 2
     assert strategy.run(num_rows, args=(torch.arange(5),)) is None
-    assert len(strategy._batches._noted) == 4
+    assert len(strategy._batches._rows) == 4
     del batches
-    assert not strategy._batches._noted
+    assert not strategy._batches._rows
 
 
 def test_arguments_reach_the_function_as_they_are() -> None:

@@ -276,29 +276,6 @@ def test_a_checkpoint_of_two_replicas_goes_on_with_one(two: rd.MirroredStrategy,
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-def test_it_saves_when_it_is_to(tmp_path: Path) -> None:
-    with rd.CheckpointManager(rd.Checkpoint(progress=rd.State()), tmp_path, None, checkpoint_interval=2) as manager:
-        fit_manager = FitManager(manager, within_epochs=True, each_epoch=False)
-        assert fit_manager.restore() is None
-        for _ in range(5):
-            fit_manager.after_execution()
-        fit_manager.after_epoch({"loss": 0.5})
-        manager.sync()
-        assert [Path(path).name for path in manager.checkpoints] == ["ckpt-2", "ckpt-4"]
-
-
-def test_an_epoch_that_was_not_validated_has_no_part_in_the_best(tmp_path: Path) -> None:
-    checkpoint = rd.Checkpoint(progress=rd.State())
-    with rd.CheckpointManager(checkpoint, tmp_path, None, best=("val_loss", "min")) as manager:
-        fit_manager = FitManager(manager)
-        for logs in ({"loss": 1.0}, {"loss": 2.0, "val_loss": 0.5}, {"loss": 3.0}):
-            fit_manager.after_epoch(logs)
-        manager.sync()
-        assert Path(manager.best_checkpoint or "").name == "ckpt-2"
-        with pytest.raises(rd.InvalidArgumentError, match=r"metrics must have 'val_loss', .* got loss, val_mae"):
-            fit_manager.after_epoch({"loss": 1.0, "val_mae": 0.5})
-
-
 class Count(rd.Callback):
     """Counts from a number on."""
 
@@ -356,13 +333,13 @@ def test_a_callback_that_was_renamed_is_told_of() -> None:
     FitState([Count(0), Count(0), Renamed(0)]).load_state_dict(saved)  # one came in
 
 
-def test_callbacks_are_not_asked_before_training_begins() -> None:
-    saved = FitState([Count(1)]).state_dict()
-    count = Count(7)
-    state = FitState([count])
-    with state.without_callbacks():
-        assert state.state_dict()["callbacks"] == []
-        state.load_state_dict(saved)
-        assert count.number == 7
-    state.load_state_dict(saved)
-    assert count.number == 1
+def test_an_epoch_that_was_not_validated_has_no_part_in_the_best(tmp_path: Path) -> None:
+    checkpoint = rd.Checkpoint(progress=rd.State())
+    with rd.CheckpointManager(checkpoint, tmp_path, None, best=("val_loss", "min")) as manager:
+        fit_manager = FitManager(manager)
+        for logs in ({"loss": 1.0}, {"loss": 2.0, "val_loss": 0.5}, {"loss": 3.0}):
+            fit_manager.after_epoch(logs)
+        manager.sync()
+        assert Path(manager.best_checkpoint or "").name == "ckpt-2"
+        with pytest.raises(rd.InvalidArgumentError, match=r"metrics must have 'val_loss', .* got loss, val_mae"):
+            fit_manager.after_epoch({"loss": 1.0, "val_mae": 0.5})

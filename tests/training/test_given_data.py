@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import raydist as rd
-from raydist.training.given_data import distributed, held_out_data
+from raydist.training.given_data import distributed
 from tests.training.toys import regression
 
 X, Y = np.arange(70.0)[:, None], np.arange(70)
@@ -50,11 +50,6 @@ def test_a_shuffle_is_new_in_every_epoch_and_follows_torchs_seed() -> None:
     assert first != rows_of(given(X, Y))
     assert epochs() == [first, second]
     assert rows_of(given(X, Y, shuffle=True)) not in (first, second)
-
-
-def test_predict_needs_no_targets() -> None:
-    ((x,), *_) = given(X, what="predict")
-    assert x.tolist() == X[:32].tolist()
 
 
 def test_a_dataset_is_taken_as_it_is_by_either_name() -> None:
@@ -101,13 +96,3 @@ def test_what_is_no_data_is_named(x: Any) -> None:
         rd.SpecError, match=r"x must be a raydist.Dataset of global batches, .* got (str|list|float64|int)"
     ):
         given(x, Y)
-
-
-def test_held_out_arrays_are_a_pair() -> None:
-    assert rows_of(held_out_data(one_device(), (X, Y), 60)) == [[*range(60)], [*range(60, 70)]]
-    held_out = held_out_data(one_device(), regression(5, 2), 60)
-    assert held_out is not None
-    assert held_out.cardinality() == 3
-    assert held_out_data(one_device(), None, 60) is None
-    with pytest.raises(rd.InvalidArgumentError, match="got a tuple of 3.*from_tensor_slices"):
-        held_out_data(one_device(), (X, Y, Y), None)

@@ -120,41 +120,8 @@ def test_adapters_alone_are_trained(package: Any, two: rd.MirroredStrategy) -> N
     assert model.lm_head.weight is model.embed.weight  # found in the model that is wrapped
 
 
-def test_a_loss_function_takes_the_models_outputs(package: Any, two: rd.MirroredStrategy) -> None:
-    """Each prediction is a `ModelOutput`, without the cache that is no tensor."""
-
-    def next_token(outputs: Any, tokens: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(outputs.logits[:, :-1].transpose(1, 2), tokens[:, 1:])
-
-    tokens = text()["input_ids"]
-    plain = train_plainly(
-        seeded(lambda: package.CausalModel().double()),
-        batches_of({"input_ids": tokens}),
-        lambda model, batch: next_token(model(**batch), batch["input_ids"]),
-    )
-    with two.scope():
-        model = rd.Model(seeded(lambda: package.CausalModel().double()))
-        model.compile(sgd(model.module), next_token)
-    model.fit(tokens, tokens, batch_size=BATCH, shuffle=False, verbose=False)
-    assert_same(model.module.state_dict(), plain.state_dict())
-    predicted = model.predict(tokens, batch_size=BATCH, verbose=False)
-    assert type(predicted) is package.ModelOutput
-    assert_same({"logits": predicted.logits}, {"logits": plain(tokens).logits.detach()})
-    assert predicted.past_key_values is None
-
-
 def test_a_batch_norm_with_an_activation(package: Any, two: rd.MirroredStrategy) -> None:
     images = torch.randn(ROWS, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     case = Case(lambda: package.ConvNet().double(), classified({"images": images}), image_loss)
     model = check_equal(two, replace(case, prepare=rd.SyncBatchNorm.convert))
     assert model.bn.__class__ is package.BatchNormAct2d
-
-
-def test_classes_of_the_package_are_its_own_on_replicas(package: Any, two: rd.MirroredStrategy) -> None:
-    with two.scope():
-        model = package.SequenceClassifier()
-
-    def own_class() -> bool:
-        return type(model) is importlib.import_module(NAME).SequenceClassifier
-
-    assert two.local_results(two.run(own_class)) == (True, True)

@@ -16,23 +16,6 @@ from tests.training.callbacks.scripted import history_of
 from tests.training.toys import Recorder, compiled, regression, small_net
 
 
-def test_callbacks_know_model_and_params() -> None:
-    class Look(rd.Callback):
-        begun: ClassVar[list[int]] = []
-
-        def on_train_begin(self, logs: dict[str, Any]) -> None:
-            self.seen = (self.model, dict(self.params))
-
-        def on_batch_begin(self, batch: int, logs: Mapping[str, Any]) -> None:
-            self.begun.append(batch)
-
-    look = Look()
-    model = compiled(small_net())
-    model.fit(regression(10, 4), epochs=2, callbacks=[look], verbose=False)
-    assert look.seen == (model, {"epochs": 2, "steps": 3})
-    assert look.begun == [0, 1, 2] * 2
-
-
 def test_the_batch_end_hook_gets_logs_in_evaluate_and_predict() -> None:
     seen: dict[str, list[Any]] = {"test": [], "predict": []}
 
@@ -111,19 +94,6 @@ def test_a_line_for_every_epoch(tmp_path: Path) -> None:
     )
 
 
-def test_values_of_a_later_validation_have_their_column(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    data = regression(4, 4)
-    logger = rd.CSVLogger(path, separator=";")
-    compiled(small_net()).fit(
-        data, epochs=2, validation_data=data, validation_freq=2, callbacks=[logger], verbose=False
-    )
-    lines = path.read_text().splitlines()
-    assert lines[0] == "epoch;loss;val_loss"
-    assert lines[1].endswith(";NA")
-    assert not lines[2].endswith("NA")
-
-
 def test_a_file_is_replaced_or_added_to(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     for append, expected in [(False, 2), (True, 3), (False, 2)]:
@@ -147,13 +117,6 @@ def test_lines_after_a_checkpoint_are_cut_off(tmp_path: Path) -> None:
     ]
 
 
-def test_without_its_file_it_begins_one(tmp_path: Path) -> None:
-    logger = rd.CSVLogger(tmp_path / "log.csv")
-    logger.load_state_dict({"columns": ["loss"], "num_bytes": 70})
-    logger.on_epoch_end(3, {"loss": 0.5})
-    assert (tmp_path / "log.csv").read_text() == "epoch,loss\n3,0.5\n"
-
-
 def test_a_separator_is_one_character() -> None:
     with pytest.raises(rd.InvalidArgumentError, match="separator must be one character, got ', '"):
         rd.CSVLogger("log.csv", separator=", ")
@@ -165,3 +128,20 @@ def test_progress_is_shown_once_where_the_bar_says(verbose: bool, capsys: pytest
     compiled(small_net()).fit(regression(4, 4), epochs=2, callbacks=[rd.ProgressBar(out)], verbose=verbose)
     assert [line.split("  ")[0] for line in out.getvalue().splitlines()] == ["Epoch 1/2", "Epoch 2/2"]
     assert capsys.readouterr().out == ""
+
+
+def test_callbacks_know_model_and_params() -> None:
+    class Look(rd.Callback):
+        begun: ClassVar[list[int]] = []
+
+        def on_train_begin(self, logs: dict[str, Any]) -> None:
+            self.seen = (self.model, dict(self.params))
+
+        def on_batch_begin(self, batch: int, logs: Mapping[str, Any]) -> None:
+            self.begun.append(batch)
+
+    look = Look()
+    model = compiled(small_net())
+    model.fit(regression(10, 4), epochs=2, callbacks=[look], verbose=False)
+    assert look.seen == (model, {"epochs": 2, "steps": 3})
+    assert look.begun == [0, 1, 2] * 2

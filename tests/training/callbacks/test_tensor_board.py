@@ -83,28 +83,6 @@ def test_arguments_that_mean_nothing(arguments: dict[str, object], message: str)
         rd.TensorBoard(**arguments)  # type: ignore[arg-type]  # that is what is tried
 
 
-def shown(folder: Path, parameters: ShownParameters, module: torch.nn.Module, *, epochs: int) -> None:
-    with rd.summary.create_file_writer(folder) as writer:
-        for epoch in range(epochs):
-            with writer.as_default(epoch):
-                parameters.show(module, epoch)
-
-
-def test_histograms_and_pictures_come_every_so_many_epochs(tmp_path: Path) -> None:
-    shown(tmp_path, ShownParameters(histogram_freq=2, write_images=True), torch.nn.Linear(3, 2), epochs=4)
-    found = curves(tmp_path)
-    assert found.names("histograms") == {"weight/histogram", "bias/histogram"}
-    assert [event.step for event in found.accumulator.Histograms("weight/histogram")] == [0, 2]
-    assert found.names("images") == {"weight/image"}, "a bias has one dimension"
-
-
-def test_an_embedding_alone_and_a_list_of_labels_for_all(tmp_path: Path) -> None:
-    parameters = ShownParameters(embeddings_freq=1, embeddings_metadata=["a", "b", "c"])
-    shown(tmp_path, parameters, torch.nn.Embedding(3, 2), epochs=1)
-    assert 'tensor_name: "embedding:00000"' in (tmp_path / "projector_config.pbtxt").read_text()
-    assert (tmp_path / "projector" / "embedding-00000" / "metadata.tsv").read_text() == "a\nb\nc\n"
-
-
 def test_a_picture_of_equal_values_is_grey(tmp_path: Path) -> None:
     module = torch.nn.Linear(2, 2, bias=False)
     torch.nn.init.constant_(module.weight, 7.0)
@@ -124,3 +102,18 @@ def test_the_time_between_a_dispatched_step_and_the_next_batch_is_waiting() -> N
     assert clock.steps_per_second(2) == 2 / 0.5
     assert clock.waiting() == 1.0 + 0.5
     assert clock.seconds() == 8.0
+
+
+def shown(folder: Path, parameters: ShownParameters, module: torch.nn.Module, *, epochs: int) -> None:
+    with rd.summary.create_file_writer(folder) as writer:
+        for epoch in range(epochs):
+            with writer.as_default(epoch):
+                parameters.show(module, epoch)
+
+
+def test_histograms_and_pictures_come_every_so_many_epochs(tmp_path: Path) -> None:
+    shown(tmp_path, ShownParameters(histogram_freq=2, write_images=True), torch.nn.Linear(3, 2), epochs=4)
+    found = curves(tmp_path)
+    assert found.names("histograms") == {"weight/histogram", "bias/histogram"}
+    assert [event.step for event in found.accumulator.Histograms("weight/histogram")] == [0, 2]
+    assert found.names("images") == {"weight/image"}, "a bias has one dimension"
