@@ -125,7 +125,8 @@ class EarlyStopping(Callback):
             self.model.stop_training = True
 
     def _metrics(self) -> Mapping[str, Any]:
-        return self.model.metrics
+        metrics: Mapping[str, Any] = self.model.metrics
+        return metrics
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """Restore the module's best state if `restore_best_weights` is set."""
