@@ -1,4 +1,4 @@
-"""What a user runs on an autoscaling cluster, in a process of its own; prints one line of JSON.
+"""A program on an autoscaling cluster, in a process of its own; prints one line of JSON.
 
 Three programs: a strategy that needs two more nodes, an input pool that grows and goes idle, asking for what no node
 could hold.
@@ -27,7 +27,7 @@ def living() -> set[str]:
 
 
 def until_one_is_left() -> int:
-    """How many nodes are left when idle ones have gone."""
+    """Return the number of nodes once the idle ones have gone."""
     end = time.monotonic() + GONE_S
     while len(living()) > 1 and time.monotonic() < end:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What every test shares: one local Ray cluster a session, leak checks around each test, hypothesis profiles."""
+"""Shared by all tests: one local Ray cluster a session, leak checks around each test, hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 LEAK_GRACE_S = 10.0
-"""How long what a test closed may take to be gone (I7 allows 10 s)."""
+"""Seconds until everything that a test closed must be gone (I7 allows 10 s)."""
 
 # Threads that libraries start once and keep: Ray's log and error listeners, its client connections, torch's pools,
 # fsspec's event loop. PythonGCThread is Ray's too: it starts when the object store asks for a garbage collection; Dummy
@@ -75,14 +75,14 @@ def ray_cluster() -> Iterator[None]:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where several processes run the tests: each cluster of the session is for one of them."""
+    """If several processes run the tests, give each cluster of the session to one of them."""
     from tests.scheduling import ClusterScheduling
 
     return ClusterScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest begins first; what takes too long is left to `make test-long`."""
+    """Begin with the tests that take longest; leave those that take too long to `make test-long`."""
     if "RAYDIST_LONG" not in os.environ:
         too_long = [item for item in items if item.get_closest_marker("long")]
         for item in too_long:

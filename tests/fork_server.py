@@ -9,7 +9,7 @@ __all__ = ["fork_server"]
 
 
 def fork_server() -> ForkServerContext:
-    """How such processes are started: as forks of a process that did nothing else, so that they hold nothing of a test.
+    """Start of processes: as forks of a process that did nothing else, so that they hold nothing of a test.
 
     That process is started for the first of them and ends with this one.
     """

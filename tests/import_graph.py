@@ -1,4 +1,4 @@
-"""Who imports whom in the package: at run time, inside functions, for type checkers alone, or by a name in a string."""
+"""The imports of the package: at run time, inside functions, for type checkers alone, or by a name in a string."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports_of(source: str) -> set[Import]:
-    """What the code of a module imports."""
+    """Return the imports in the code of a module."""
     return set(_walk(ast.parse(source), "run time"))
 
 
@@ -80,7 +80,7 @@ def _named(value: object) -> Iterator[Import]:
 
 
 def _is_there(name: str) -> bool:
-    """Whether a text names a module, or something that a module defines: other texts look like that too."""
+    """Return True if a text names a module, or an object in one: other texts look like that too."""
     home, _, defined = name.rpartition(".")
     if name in modules():
         return True

@@ -1,4 +1,4 @@
-"""What tests/test_preempted_jobs.py runs: trains 200 MB of state on two replicas, and saves when it is to end.
+"""The program of tests/test_preempted_jobs.py: trains 200 MB of state on two replicas, and saves when it is to end.
 
 preempted_program.py DIRECTORY SECONDS_A_STEP [workers]: with `workers`, each replica is on a node of its own.
 """

@@ -25,7 +25,7 @@ STOP_S = 20.0
 
 @dataclass(frozen=True)
 class RayHome:
-    """Where Ray keeps what it writes, and what a process needs to know to use that and no other.
+    """The folder in which a Ray keeps its files, and the environment of processes that use this Ray.
 
     Attributes:
         folder: Everything that Ray writes: logs, sockets, the address of the running cluster, the token.
@@ -40,7 +40,7 @@ class RayHome:
         return (self.folder / "auth_token").read_text()
 
     def run(self, program: str) -> str:
-        """What a Python program prints that uses this Ray; it must end well, within 140 s."""
+        """Return the output of a Python program that uses this Ray; it must end well, within 140 s."""
         done = subprocess.run(
             [sys.executable, "-c", program],
             env=self.environment,
@@ -77,7 +77,7 @@ class RayHead:
 
     @property
     def address(self) -> str:
-        """That `RAY_ADDRESS` and `ray start --address` take."""
+        """The value for `RAY_ADDRESS` and `ray start --address`."""
         return _address_file(self.home).read_text().strip()
 
 

@@ -38,7 +38,7 @@ class ModelOutput(OrderedDict[str, Any]):
 
 
 class Cache:
-    """What stands beside tensors and is none."""
+    """A value beside tensors that is no tensor."""
 
     def __init__(self, size: int) -> None:
         self.size = size

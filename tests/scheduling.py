@@ -1,4 +1,4 @@
-"""Which tests go together where several processes run them: a file's, and all that use one cluster of the session."""
+"""Groups of tests for several processes: those of a file, and those that share a cluster of the session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClusterScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is 
 
 @functools.cache
 def scope_of(file: str) -> str:
-    """What a file's tests go by: the fixture of the cluster that they share, else the file."""
+    """Return the group of a file's tests: the fixture of the cluster that they share, else the file."""
     if file in COMPILING:
         return "compiling"
     path = ROOT / file

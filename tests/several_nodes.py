@@ -43,7 +43,7 @@ class Nodes:
     executor: ProcessPoolExecutor
 
     def run(self, fn: Callable[..., _T], *args: Any, **settings: Any) -> _T:
-        """What `fn(*args, **settings)` returns or raises there."""
+        """Call `fn(*args, **settings)` there; return its result or raise its error."""
         return self.executor.submit(fn, *args, **settings).result(LIMIT_S)
 
     def check(self, fn: Callable[..., Any], *args: Any, workers: int = 2, devices: int = 1) -> None:

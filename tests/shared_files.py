@@ -37,7 +37,7 @@ def used_by_others(names: Collection[str]) -> set[str]:
 
 
 def _is_descendant(pid: int) -> bool:
-    """Whether this process has started another one, or is it."""
+    """Return True if this process is the other one, or has started it."""
     while pid > 1:
         if pid == os.getpid():
             return True

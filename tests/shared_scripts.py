@@ -18,7 +18,7 @@ from tests.watched_program import TOO_LONG, WatchedProgram
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 END_S = 30.0
-"""How long the process may take to end when there are no more scripts."""
+"""Seconds in which the process must end when there are no more scripts."""
 
 _PROGRAM = """
 import json, os, runpy, sys, traceback, warnings
@@ -52,7 +52,7 @@ class Scripts:
         self._done = -1
 
     def run(self, script: Path | str, *arguments: str, status: int = 0, limit_s: float = 280) -> str:
-        """What a script has printed, which must end with `status`; one of examples/ where only a name is given.
+        """Return the output of a script, which must end with `status`; a name alone is that of an example.
 
         Where it must not end well, this holds what it and those before it have written to standard error, too.
         """

@@ -21,7 +21,7 @@ NODE_TYPES = {
 
 
 def run_programs(*names: str, limit_s: float) -> tuple[dict[str, Any], str]:
-    """What programs on an autoscaling cluster printed, and their log."""
+    """Return the output of programs on an autoscaling cluster, and their log."""
     with ray_home() as home, autoscaling_head(home, NODE_TYPES, max_nodes=2) as head:
         environment = {**home.environment, "RAY_ADDRESS": head.address, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "tests.autoscaling_program", *names]

@@ -1,4 +1,4 @@
-"""What can be told of the clusters in `deploy/` without a cloud: by Ray's checks, and by what strategies ask for."""
+"""Checks of the clusters in `deploy/` without a cloud: Ray's own, and the requests of strategies."""
 
 from __future__ import annotations
 

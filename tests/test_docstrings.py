@@ -116,7 +116,7 @@ def constructor(cls: type) -> Any:
 
 
 def is_made_here(cls: type) -> bool:
-    """Whether its constructor is of the same package. (That of another one may be described, or left to it.)"""
+    """Return True if its constructor is of the same package; others need no description."""
     here = {base.__module__ for base in bases_here(cls)}
     return not issubclass(cls, enum.Enum) and getattr(constructor(cls), "__module__", None) in here
 
@@ -148,7 +148,7 @@ def of_members(cls: type) -> Iterator[Described]:
 
 
 def of_method(cls: type, name: str, method: FunctionType) -> Described:
-    """What the docstring of the method that it overrides says need not be said again."""
+    """Describe a method; the docstring of the method that it overrides counts as well."""
     above, own = overridden_doc(cls, name), of_function(method, f"{full_name(cls)}.{name}")
     before = entries(above, "Args")
     return replace(
@@ -266,7 +266,7 @@ def stale(found: list[Described]) -> list[str]:
 
 
 def unknown_errors(found: list[Described]) -> list[str]:
-    """What `Raises:` names that is no error of Python's, raydist's, or (with a dot) another library's."""
+    """Return names under `Raises:` that are no errors of Python, raydist, or (with a dot) another library."""
     names = {one.name: sorted(filter(is_unknown, entries(one.doc, "Raises"))) for one in found}
     return [f"{name}: {', '.join(unknown)}" for name, unknown in names.items() if unknown]
 

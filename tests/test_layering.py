@@ -132,7 +132,7 @@ def violations(module: str, source: str) -> list[str]:
 
 
 def arrows() -> dict[str, set[str]]:
-    """Who imports whom, in whatever way."""
+    """Return the modules that each module imports, in whatever way."""
     inside = {name: path for name, path in modules().items() if name != "raydist"}
     found = {name: {home_of(each.name) for each in imports_of(path.read_text())} for name, path in inside.items()}
     return {name: {home for home in homes if home and home != name} for name, homes in found.items()}

@@ -1,4 +1,4 @@
-"""What `make` and CI install is what pyproject.toml asks for, in pinned versions."""
+"""Dependencies are pinned as pyproject.toml asks for them; the public names and the import of the package."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TWO = Request(({"CPU": 2.0},) * 2, "STRICT_PACK", "abc", "replicas")
 
 
 class Waits:
-    """What waits for a placement; it is there at the wait of this number, or never."""
+    """A placement that is there at the wait of this number, or never."""
 
     def __init__(self, there_at: int | None = None) -> None:
         self.there_at = there_at

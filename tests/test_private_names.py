@@ -58,7 +58,7 @@ def dotted(node: ast.AST) -> list[str]:
 
 
 def bound_names(tree: ast.AST) -> dict[str, list[str]]:
-    """What each imported name is, in parts; modules that are imported whole stand under their full name, too."""
+    """Return the parts of each imported name; modules that are imported whole stand under their full name, too."""
     found: dict[str, list[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -95,7 +95,7 @@ OTHERS = {("raydist.pipelines.sources.hub_datasets", "source._indices")}
 
 
 def name_of(found: str) -> str:
-    """What a use is counted as."""
+    """Return the name that a use counts as."""
     parts = found.split(".")
     if OF_C10D & {*parts}:
         return "_distributed_c10d"

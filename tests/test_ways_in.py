@@ -63,7 +63,7 @@ def processes_left(home: RayHome, within_s: float) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def expected_fingerprint() -> str:
-    """What the run with a Ray of its own ends with; nothing of that Ray may outlive it."""
+    """The fingerprint of the run with a Ray of its own; nothing of that Ray may outlive the run."""
     files = shared_files()
     with ray_home() as home:
         output = output_of([sys.executable, *EXAMPLE], home.environment)

@@ -16,16 +16,16 @@ from typing import IO, final
 import pytest
 
 _STACKS_S = 10.0
-"""How long an aborted process may take to write its stacks."""
+"""Seconds in which an aborted process must write its stacks."""
 
 TOO_LONG = (subprocess.TimeoutExpired, TimeoutError, pytest.fail.Exception)
-"""What a wait raises at its own limit or at that of the test, which pytest-timeout ends so."""
+"""Exceptions of a wait at its own limit, and at the limit of the test (from pytest-timeout)."""
 
 
 def run_program(
     command: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None, limit_s: float = 280
 ) -> str:
-    """What a program has printed, which must end well.
+    """Run a program to its end, which must be a good one; return its output.
 
     Where it does not end within `limit_s`, or within the limit of the test that called, it is aborted, with the actors
     that it has on Ray; the failure holds what all had printed, and the stacks of all their threads.
@@ -78,11 +78,11 @@ class WatchedProgram:
         return cls(process, out, err, variables)
 
     def printed(self, start: int = 0, *, err: bool = True) -> str:
-        """What it has printed, from a place in its standard output on."""
+        """Return the output so far, from a place in the standard output on."""
         return _text(self._out)[start:].decode() + (_text(self._err).decode() if err else "")
 
     def length(self) -> int:
-        """How much is in its standard output."""
+        """Return the length of the standard output so far."""
         return os.fstat(self._out.fileno()).st_size
 
     def hangs(self) -> AssertionError:

@@ -1,4 +1,4 @@
-"""What the web servers of tests share: they run until the end of a block, and answer requests for a part of a file."""
+"""Web servers of tests: they run until the end of a block, and answer requests for a part of a file."""
 
 from __future__ import annotations
 

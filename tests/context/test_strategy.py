@@ -1,4 +1,4 @@
-"""What all strategies have in common: arguments of `run`, spellings of methods, contexts, input."""
+"""Common behaviour of all strategies: arguments of `run`, spellings of methods, contexts, input."""
 
 from __future__ import annotations
 

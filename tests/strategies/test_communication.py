@@ -1,4 +1,4 @@
-"""What `CommunicationOptions` asks for happens on running replicas."""
+"""`CommunicationOptions` and cross-device operations on running replicas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raydist.strategies.cross_device_ops import accumulation_of, options_of
 from tests.conftest import live_actors
 
 Seen = tuple[bool, int, set[float]]
-"""Whether gloo has threads here, how many buckets a backward pass has, and the gradients."""
+"""True if gloo has threads here; the number of buckets of a backward pass; the gradients."""
 
 
 def seen_on_replicas(options: rd.CommunicationOptions) -> tuple[Seen, ...]:

@@ -21,7 +21,7 @@ OnReplicas = Callable[[int], rd.MirroredStrategy]
 
 @dataclass(frozen=True)
 class Makers:
-    """How the checks come by a strategy.
+    """Functions that make the strategies for the checks.
 
     Attributes:
         shared: One that all checks use, from the fixtures of the session.

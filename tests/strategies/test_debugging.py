@@ -53,7 +53,7 @@ def run(cell, **names):
     return said, time.monotonic() - began
 
 def debug():
-    """What `ray debug` does."""
+    """Attach to the debugger, as `ray debug` does."""
     keys = []
     while not keys:
         keys = internal_kv._internal_kv_list("RAY_PDB_", namespace=ray_constants.KV_NAMESPACE_PDB)

@@ -1,4 +1,4 @@
-"""What a program does between steps, in any order, means the same with replicas as on one device (I1).
+"""Changes between steps, in any order, have the same effect with replicas as on one device (I1).
 
 Models come and go, steps fail, and the driver changes what steps use: values, gradients, hooks, groups, learning rates.
 """
@@ -239,7 +239,7 @@ def seen_by(strategy: rd.Strategy, deeds: list[Callable[[Program], None]]) -> li
 
 
 def check(strategy: rd.Strategy, num_examples: int) -> None:
-    """So many programs see the same as on one device."""
+    """Check that random programs see the same as on one device."""
 
     @settings(max_examples=num_examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(deeds=st.lists(st.sampled_from(DEEDS), min_size=4, max_size=14))

@@ -1,4 +1,4 @@
-"""What happens when something dies: an error that names it, never a hang, and nothing left behind."""
+"""A replica, a child or a program that dies leads to an error that names it, never to a hang or to leftovers."""
 
 from __future__ import annotations
 

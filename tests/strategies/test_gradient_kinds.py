@@ -18,7 +18,7 @@ CHECKED = rd.RunOptions(param_sync_every=1)
 
 @pytest.fixture(scope="module", params=[MAKERS[name] for name in FEW_MAKERS], ids=FEW_MAKERS)
 def strategy(request: pytest.FixtureRequest) -> rd.Strategy:
-    """Of the module, so that Ray is up before a test begins."""
+    """A fixture of the module, so that Ray is up before a test begins."""
     made: rd.Strategy = request.param(request)
     return made
 
@@ -156,7 +156,7 @@ def test_a_scaler_skips_the_same_steps_everywhere_and_the_driver_has_its_state(s
 
 
 def masks(strategy: rd.Strategy, *, loop: bool, draw: Callable[[], torch.Tensor]) -> list[list[float]]:
-    """What each replica drew in three steps."""
+    """Return the numbers that each replica drew in three steps."""
 
     def step(x: torch.Tensor) -> torch.Tensor:
         drawn = draw()
@@ -278,7 +278,7 @@ def compiled_anew() -> None:
 
 
 def breaks_and_graphs() -> tuple[int, int]:
-    """How often torch.compile could not go on, and how many graphs it has made, in this process."""
+    """Return the numbers of graph breaks and of graphs of torch.compile in this process."""
     counters = torch._dynamo.utils.counters
     return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
 

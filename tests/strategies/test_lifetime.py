@@ -1,4 +1,4 @@
-"""How strategies with real replicas begin and end."""
+"""The begin and the end of strategies with real replicas; threads that share a strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `strategy.run` promises, on real replicas."""
+"""`strategy.run` on real replicas: arguments, results, dispatch, gradients, random numbers."""
 
 from __future__ import annotations
 

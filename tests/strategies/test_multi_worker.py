@@ -73,7 +73,7 @@ def test_a_worker_is_on_one_node_and_workers_on_different_ones(nodes: Nodes) -> 
 
 
 def nodes_of(placement: str) -> tuple[str, ...]:
-    """Where Ray Train's ScalingConfig has two workers placed; they train as one device does."""
+    """Return the nodes of two workers that a ScalingConfig of Ray Train places; they train as one device does."""
     from ray.train import ScalingConfig
 
     asked = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}, placement_strategy=placement)

@@ -19,7 +19,7 @@ SKIP, RAISE = rd.RunOptions(on_nonfinite="skip"), rd.RunOptions(on_nonfinite="ra
 
 @pytest.fixture(scope="module", params=[MAKERS[name] for name in FEW_MAKERS], ids=FEW_MAKERS)
 def strategy(request: pytest.FixtureRequest) -> rd.Strategy:
-    """Of the module, so that Ray is up before a test begins."""
+    """A fixture of the module, so that Ray is up before a test begins."""
     made: rd.Strategy = request.param(request)
     return made
 

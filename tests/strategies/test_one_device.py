@@ -126,7 +126,7 @@ def test_it_checks_no_gradients() -> None:
 
 
 def own_loop(strategy: rd.Strategy, num_batches: int) -> tuple[list[int], int]:
-    """What the global step is in each step of a loop that counts in its steps, and what it is afterwards."""
+    """Return the global step in each step of a loop that counts in its steps, and its value afterwards."""
     with strategy.scope():
         counter = rd.get_global_step()
         assert rd.get_global_step() is counter

@@ -191,7 +191,7 @@ def test_join_has_a_limit(coordinator: rd.ClusterCoordinator) -> None:
 
 
 def drawn(coordinator: rd.ClusterCoordinator, iterator: Any, kill_at: int = -1) -> list[tuple[int, list[int]]]:
-    """What closures draw until an iterator ends: by process."""
+    """Return the batches that closures draw until an iterator ends, each with the process that drew it."""
 
     def draw(batches: Any) -> tuple[int, list[int]]:
         return os.getpid(), next(batches).tolist()
@@ -302,7 +302,7 @@ def test_what_a_worker_that_is_killed_had_to_do_is_done_once(
 
 
 def any_value(value: Any) -> Any:
-    """What a type checker would not let pass."""
+    """Hide a value of a wrong type from the type checker."""
     return value
 
 

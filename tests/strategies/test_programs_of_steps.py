@@ -231,7 +231,7 @@ def is_open() -> bool:
 
 
 def close_group() -> bool:
-    """Who reads what this gives waits for both: who leaves early tears the other's connection."""
+    """Close the group; a caller that reads the result waits until both replicas have closed it."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
     return not is_open()

@@ -18,7 +18,7 @@ import raydist as rd
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 PACKAGE = f"{Path(rd.__file__).parent}/"
-"""How file names of raydist's own modules begin in tracebacks."""
+"""The beginning of the file names of raydist's own modules in tracebacks."""
 
 
 class Refused(Exception):

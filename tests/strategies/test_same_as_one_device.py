@@ -51,7 +51,7 @@ MAKERS = {
 }
 
 FEW_MAKERS = ("OneDevice", "Mirrored-3", "CentralStorage-2")
-"""Where several workers add nothing: what they do to gradients is checked on two nodes (test_multi_worker.py)."""
+"""For tests to which several workers add nothing; test_multi_worker.py checks their gradients on two nodes."""
 
 
 def on_backend(name: str, hosts: str = "") -> OnRanks:
@@ -91,7 +91,7 @@ BACKENDS: dict[str, OnRanks] = {
 
 @pytest.fixture(scope="module", params=list(MAKERS.values()), ids=list(MAKERS))
 def strategy(request: pytest.FixtureRequest) -> rd.Strategy:
-    """Of the module, so that Ray is up before a test begins."""
+    """A fixture of the module, so that Ray is up before a test begins."""
     made: rd.Strategy = request.param(request)
     return made
 

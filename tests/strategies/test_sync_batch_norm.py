@@ -149,7 +149,7 @@ def test_a_forward_with_statistics_of_its_own_is_named(mirrored: Callable[[int],
 
 
 class OfRank:
-    """What the layer asks of a replica's context, of a rank that is a thread."""
+    """The methods of a replica's context that the layer calls, for a rank that is a thread."""
 
     num_replicas_in_sync = 2
     num_rows = 2

@@ -17,7 +17,7 @@ NODES = [Node("a", "10.0.0.1", {}), Node("b", "10.0.0.2", {}), Node("c", "10.0.0
 
 @dataclass(frozen=True)
 class Config:
-    """What a ray.train.ScalingConfig says."""
+    """The fields of a ray.train.ScalingConfig."""
 
     num_workers: Any = 2
     use_gpu: bool = False

@@ -72,7 +72,7 @@ EVERYTHING = dict.fromkeys(("scalars", "histograms", "images", "audio", "tensors
 
 @dataclass(frozen=True)
 class Curves:
-    """What is in the event files of a directory."""
+    """The contents of the event files of a directory."""
 
     accumulator: Any
 

@@ -54,7 +54,7 @@ def _get(url: str) -> Any:
 
 
 def eventually(ask: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
-    """What is asked for, once it has been loaded."""
+    """Ask until the answer holds, because TensorBoard loads files in the background."""
     until = time.monotonic() + 30
     while not holds(found := ask()) and time.monotonic() < until:
         time.sleep(0.2)

@@ -29,7 +29,7 @@ from tests.replicas.test_sync_peers import Mirror, NotingReducer
 def on_pieces(
     make: Any, predictions: list[torch.Tensor], targets: list[torch.Tensor], stand_in: int | None = None
 ) -> tuple[Any, list[int]]:
-    """What a metric says after one batch in these pieces, and how many replicas updated theirs."""
+    """Return a metric's value after one batch in these pieces, and the number of updates of each replica."""
     rows = tuple(0 if rank == stand_in else len(piece) for rank, piece in enumerate(predictions))
 
     def main(group: LocalGroup) -> Metric:

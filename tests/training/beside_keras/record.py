@@ -94,7 +94,7 @@ def settings_of(program: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(keras: Any, program: dict[str, Any], folder: str) -> dict[str, Any]:
-    """What one program does."""
+    """Run one program; return its hooks, logs and weights."""
     model, seen = model_of(keras, program), recorder(keras, program.get("stop_at"))
     data = data_of(program, program["rows"], weighted="sample_weight" in program)
     held_out = data_of(program, program["held_out"]) if "held_out" in program else None

@@ -101,7 +101,7 @@ class Script(rd.Callback):
 
 
 def epochs_run(values: list[float], **settings: Any) -> tuple[int, float]:
-    """How many epochs were run, and the epoch whose weights the module has in the end."""
+    """Return the number of epochs, and the epoch whose weights the module has in the end."""
     net = small_net()
     stopping = rd.EarlyStopping("score", **settings)
     callbacks = [Script(values), stopping]
