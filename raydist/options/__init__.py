@@ -1,6 +1,5 @@
 """Options for users: of pipelines, distributed input, one `run`, and communication; time limits."""
 
-from raydist.options.communication import CommunicationOptions
 from raydist.options.input import InputOptions, InputReplicationMode
 from raydist.options.pipeline import (
     AutoShardPolicy,
@@ -10,8 +9,7 @@ from raydist.options.pipeline import (
     Options,
     ThreadingOptions,
 )
-from raydist.options.run import RunOptions
-from raydist.options.timeouts import Timeouts
+from raydist.options.strategy import CommunicationOptions, RunOptions, Timeouts
 
 __all__ = [
     "AutoShardPolicy",

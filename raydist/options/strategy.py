@@ -1,0 +1,170 @@
+"""Options of `strategy.run`, of the communication between replicas, and all time limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, final
+
+from raydist.core.values import ReduceOp
+from raydist.options.requirement import require
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of one `strategy.run`: gradients, and replicas without rows.
+
+    Attributes:
+        gradient_reduce_op: MEAN weighs each replica by its share of the global batch's rows; SUM adds, for losses
+            with a global denominator. None uses the scope's choice (MEAN by default). Gradients that a step assigns to
+            `.grad` are reduced likewise, before `optimizer.step()`: under SUM, assign each replica's own part, not a
+            sum by `ctx.all_reduce`.
+        empty_batch: "pad" runs a replica without rows on two padding rows, taken from the same global batch, and drops
+            all its results; "zero_rows" passes the zero rows and keeps the results, as TensorFlow does. Of several
+            batches among the arguments the first one decides: a replica with rows of it gets its parts of the others,
+            which may have zero rows. A global batch without any rows is run as on one device.
+        on_nonfinite: Reaction to a NaN or an infinity in a gradient, the same on all replicas: "pass" none; "raise"
+            makes `backward()` raise a FailedPreconditionError that names replica and parameter; with "skip" every
+            `optimizer.step()` changes nothing (parameters, moments, counters) while `.grad` contains such a value, and
+            `strategy.stats()` counts. The reduced gradients are checked once per backward pass, which reads them all,
+            and on a GPU waits. A `GradScaler` checks by itself: use "pass" or "skip" with it.
+        param_sync_every: Number of batches after which the replicas compare parameters and optimizer states; 0 for
+            never. Costs a checksum of both, 6 GB/s.
+
+    Raises:
+        InvalidArgumentError: A value is invalid.
+
+    Source: tf.distribute.RunOptions, with settings of its own.
+
+    >>> RunOptions(gradient_reduce_op="sum").gradient_reduce_op
+    <ReduceOp.SUM: 'SUM'>
+    """
+
+    gradient_reduce_op: ReduceOp | None = None
+    empty_batch: Literal["pad", "zero_rows"] = "pad"
+    on_nonfinite: Literal["pass", "raise", "skip"] = "pass"
+    param_sync_every: int = 100
+
+    def __post_init__(self) -> None:
+        op = self.gradient_reduce_op
+        if op is not None:
+            object.__setattr__(self, "gradient_reduce_op", ReduceOp.parse(op))
+            require(
+                self.gradient_reduce_op in (ReduceOp.SUM, ReduceOp.MEAN), "gradient_reduce_op must be SUM or MEAN", op
+            )
+        require(
+            self.empty_batch in ("pad", "zero_rows"),
+            'empty_batch must be "pad" or "zero_rows"',
+            self.empty_batch,
+        )
+        require(
+            self.on_nonfinite in ("pass", "raise", "skip"),
+            'on_nonfinite must be "pass", "raise" or "skip"',
+            self.on_nonfinite,
+        )
+        every = self.param_sync_every
+        require(isinstance(every, int) and every >= 0, "param_sync_every must be a number of batches, or 0", every)
+
+
+_IMPLEMENTATIONS = ("auto", "shm", "gloo", "nccl", "hierarchical")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CommunicationOptions:
+    """Options of the exchange of gradients and values between the replicas of a strategy.
+
+    Attributes:
+        bytes_per_pack: Size of a gradient bucket; each bucket has its own all-reduce, which overlaps with backward; 0
+            for 25 MiB.
+        timeout_seconds: Time that a collective waits for the slowest replica; None for `Timeouts.collective_s`.
+        implementation: Transport. "auto": NCCL between GPUs; between CPUs shared memory on one host, and across hosts
+            shared memory inside each host and connections between hosts. "shm", "gloo", "nccl" and "hierarchical"
+            select one, and are an error if it is not available.
+        compression: Send gradients of float32 parameters, including sparse ones, as "fp16" or "bf16": half the bytes.
+            Each replica's part is rounded once, and the sum: once by shared memory, which adds in float32, across
+            hosts once on each and once between them, after each addition by gloo and NCCL. Values beyond 65504 become
+            infinite in "fp16". Parameters, gradients of other dtypes and values of `ctx.all_reduce` are not
+            compressed. None: no compression.
+
+    Raises:
+        InvalidArgumentError: A value is invalid.
+
+    Source: tf.distribute.experimental.CommunicationOptions, with settings of its own.
+
+    >>> CommunicationOptions(implementation="gloo").compression is None
+    True
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: Literal["auto", "shm", "gloo", "nccl", "hierarchical"] = "auto"
+    compression: Literal["fp16", "bf16"] | None = None
+
+    def __post_init__(self) -> None:
+        size, limit = self.bytes_per_pack, self.timeout_seconds
+        require(isinstance(size, int) and size >= 0, "bytes_per_pack must be a number of bytes >= 0", size)
+        in_time = limit is None or (isinstance(limit, int | float) and 0 < limit < float("inf"))
+        require(in_time, "timeout_seconds must be a finite number of seconds > 0, or None", limit)
+        known = self.implementation in _IMPLEMENTATIONS
+        require(known, f"implementation must be one of {', '.join(_IMPLEMENTATIONS)}", self.implementation)
+        require(
+            self.compression in (None, "fp16", "bf16"), 'compression must be None, "fp16" or "bf16"', self.compression
+        )
+
+    def merged(self, other: CommunicationOptions) -> CommunicationOptions:
+        """Return these options, overridden by the options that `other` sets.
+
+        Args:
+            other: Options whose values count if they differ from the default.
+
+        >>> CommunicationOptions(bytes_per_pack=4).merged(CommunicationOptions(implementation="gloo"))
+        CommunicationOptions(bytes_per_pack=4, timeout_seconds=None, implementation='gloo', compression=None)
+        """
+        default = CommunicationOptions()
+        chosen = {}
+        for option in fields(self):
+            mine, others = getattr(self, option.name), getattr(other, option.name)
+            chosen[option.name] = mine if others == getattr(default, option.name) else others
+        return CommunicationOptions(**chosen)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """The limit of every wait, in seconds. No wait of raydist is longer than one of these.
+
+    Attributes:
+        start_s: Until Ray is up and every actor is placed and answers.
+        collective_s: One collective: the time that ranks wait for the slowest one, including its computation.
+        step_s: One dispatched step, from its dispatch to its result, including queueing.
+        input_s: The next element from an input pipeline.
+        element_s: A user's function on one block, in a pool of input workers; a stuck worker is then killed.
+        close_s: Until everything has stopped on close; processes that still live are then killed.
+        idle_s: An unused pool of input workers, before its workers stop and release their resources.
+        poll_s: One long poll between actors; only a longer limit above ends a wait.
+
+    Raises:
+        InvalidArgumentError: A limit is not a finite number > 0.
+
+    >>> Timeouts(step_s=60).step_s
+    60
+    """
+
+    start_s: float = 120.0
+    collective_s: float = 300.0
+    step_s: float = 3600.0
+    input_s: float = 600.0
+    element_s: float = 600.0
+    close_s: float = 10.0
+    idle_s: float = 60.0
+    poll_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            require(
+                isinstance(value, int | float) and 0 < value < float("inf"),
+                f"Timeouts.{limit.name} must be a finite number of seconds > 0",
+                value,
+            )
