@@ -26,7 +26,7 @@ from raydist.replicas.step import (
     resolve_parts,
 )
 from raydist.replicas.step_message import GroupResult, KeptObjects, PlannedStep, SentObjects, address_steps
-from tests.summary.records import record_of
+from tests.summary.reading import record_of
 
 
 class Stored(PerReplica):
