@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import ray
 
-from raydist.cluster.draining import draining_nodes, this_node
 from raydist.cluster.nodes import (
     Cluster,
     Node,
@@ -27,7 +26,7 @@ from raydist.cluster.nodes import (
     script_folder_for_workers,
     without_drained,
 )
-from raydist.cluster.ray_session import RaySession
+from raydist.cluster.ray_session import RaySession, draining_nodes, this_node
 from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from tests.ray_head import free_ports, ray_home
 
@@ -256,7 +255,7 @@ def test_a_thread_leaves_it_to_one_that_lasts_until_the_end() -> None:
 
 def test_without_ray_nothing_is_drained_and_nothing_started() -> None:
     program = (
-        "import ray; from raydist.cluster.draining import *\n"
+        "import ray; from raydist.cluster.ray_session import *\n"
         "print([*draining_nodes()], this_node(), ray.is_initialized())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -22,7 +22,7 @@ import raydist as rd
 from raydist.strategies.tpu import TpuRequest
 from raydist.testing.strategy_contract import check_program
 from raydist.testing.training_program import Program
-from raydist.tpu_slices.shape import SliceShape
+from raydist.tpu_slices.inventory import SliceShape
 from tests.checkpoints.loops.training import How, check_left_at_a_draw, check_saves_after_draws
 from tests.contracts.exchange_program import check_exchanges
 from tests.xla_world import IS_REAL, TPU_LIMIT_S
