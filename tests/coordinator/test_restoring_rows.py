@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 import raydist as rd
-from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.checkpoints import contents
 from raydist.checkpoints.capture import StagingBuffers
 from raydist.checkpoints.checkpoint import contents_of, start_save
-from raydist.checkpoints.ps_restore import BegunRestore
-from raydist.checkpoints.restore import PreparedShard, RestoreRequest
-from raydist.coordinator.checkpointing import PsRestorer
 from raydist.parameter_servers.row_table import RowTable
 from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.pipelines.stored.directory_files import directory_files
@@ -214,47 +209,3 @@ def test_a_restore_comes_after_what_was_scheduled_and_before_what_comes_then(
         here.coordinator.join()
         torch.testing.assert_close(run.rows(), rows_of(bare, EVERYTHING), rtol=1e-5, atol=1e-6)
         save.write()
-
-
-class Answers:
-    """Servers that say what they are to."""
-
-    def __init__(self, *answers: PreparedShard | PortableError | None) -> None:
-        self.answers = answers
-        self.asked: list[str] = []
-
-    def restored(self, token: str) -> Any:
-        self.asked.append("report")
-        return self.answers
-
-    def commit_restore(self, token: str) -> tuple[int, ...]:
-        self.asked.append("commit")
-        raise rd.UnavailableError("server 1 is gone")
-
-    def discard_restore(self) -> None:
-        self.asked.append("discard")
-
-
-def test_servers_that_take_too_long_or_fail_are_told_to_forget(saved: Saved) -> None:
-    path, _ = saved(None)
-    bag, _, _ = made_bag()
-    rows = {"bag.embedding_rows": SavedRows(bag)}
-    mirror: Any = type("Mirror", (), {"is_mirrored": lambda self, obj: True})()
-
-    def restoring(servers: Answers) -> None:
-        begun = BegunRestore(PreparedShard({"bag.embedding_rows": ()}))
-        restorer = PsRestorer(
-            mirror, lambda *_: pickle.dumps(begun), lambda: None, cast("Any", lambda: servers), lambda _: None, 0.01
-        )
-        request = RestoreRequest("a", opened(path), {"bag.embedding_rows": "bag.embedding_rows"}, True)
-        restorer.prepare(request, rows, {})
-        restorer.commit("a", rows, {})
-
-    for servers, error, told in (
-        (Answers(PreparedShard(), None), rd.DeadlineExceededError, "1 of 2 parameter servers have not"),
-        (Answers(None, pack_error(ArithmeticError("no good"))), ArithmeticError, "no good"),
-        (Answers(PreparedShard()), rd.UnavailableError, "server 1 is gone"),
-    ):
-        with pytest.raises(error, match=told):
-            restoring(servers)
-        assert servers.asked[-1] == "discard"

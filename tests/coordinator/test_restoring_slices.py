@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 import raydist as rd
 from raydist.checkpoints.manifest import SavedCheckpoint
 from raydist.checkpoints.ps_reader import ServerReader
+from raydist.checkpoints.restore import PreparedShard
 from raydist.coordinator.checkpointing import PsRestorer
 from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
 from raydist.parameter_servers.slices import FixedShardsPartitioner
@@ -222,8 +224,15 @@ def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pyt
         assert_same(run.state(), expected)
 
 
-def test_where_a_server_is_gone_before_all_commit_options_are_those_of_before(
-    saved: Saved, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("method", "answer", "message"),
+    [
+        ("commit_restore", rd.UnavailableError("parameter server 1 is gone"), "is gone"),
+        ("restored", [PreparedShard(), None], "1 of 2 parameter servers have not"),
+    ],
+)
+def test_options_stay_and_servers_forget_where_one_is_gone_or_late(
+    method: str, answer: Any, message: str, saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = saved(adam)
     with local_strategy(1, 2) as here:
@@ -231,13 +240,11 @@ def test_where_a_server_is_gone_before_all_commit_options_are_those_of_before(
         run.optimizer.param_groups[0]["lr"] = 0.5
         run.train(range(2))
         before = run.state()
-
-        def commit(token: str) -> None:
-            raise rd.UnavailableError("parameter server 1 is gone")
-
         with monkeypatch.context() as patch:
-            patch.setattr(here.side, "commit_restore", commit)
-            with pytest.raises(rd.UnavailableError, match="is gone"):
+            patch.setattr(here.restorer, "_limit_s", 0.01)
+            outcome = "side_effect" if isinstance(answer, Exception) else "return_value"
+            patch.setattr(here.side, method, mock.Mock(**{outcome: answer}))
+            with pytest.raises(rd.RaydistError, match=message):
                 run.checkpoint.restore(path)
         assert_same(run.state(), before)
         assert run.optimizer.param_groups[0]["lr"] == 0.5

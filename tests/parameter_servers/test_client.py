@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.parameter_servers.client import Ask, PlacedVariables, PsRows, ServerClient, rows_by_server
+from raydist.parameter_servers.client import Ask, PlacedVariables, PsRows, ServerClient
 from raydist.parameter_servers.connection import (
     RequestDispatcher,
     ServerConnection,
@@ -140,17 +140,6 @@ def test_a_step_that_does_not_come_is_an_error() -> None:
 
 
 SPEC = EmbeddingTableSpec(1_000, 2)
-
-
-def test_each_row_has_one_server() -> None:
-    rows = torch.arange(0, 1_000, 7)
-    assert rows_by_server(SPEC, rows, 1) == {0: slice(None)}
-    places = rows_by_server(SPEC, rows, 3)
-    found = torch.cat([rows[at] for at in places.values()])
-    assert torch.equal(found.sort().values, rows)
-    few = rows_by_server(SPEC, rows[:1], 3, everybody=True)
-    assert sorted(len(rows[:1][at]) for at in few.values()) == [0, 0, 1]
-    assert len(rows_by_server(SPEC, rows[:1], 3)) == 1
 
 
 def test_a_table_that_the_servers_do_not_have_is_told() -> None:

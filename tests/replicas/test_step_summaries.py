@@ -3,7 +3,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -83,14 +82,3 @@ def test_what_a_writer_has_to_say_is_said_where_steps_are_dispatched(tmp_path: P
             summaries.take_results([result(record(writer, 1.0))])
         with pytest.warns(UserWarning, match="'loss' was recorded 10 times at step 3"):
             summaries.order()
-
-
-def test_writers_are_noted_while_a_step_is_pickled(tmp_path: Path) -> None:
-    import pickle
-
-    summaries: Any = StepSummaries(nobody, nobody_else)
-    with rd.summary.create_file_writer(tmp_path) as writer:
-        with summaries.noting():
-            pickle.dumps(writer)
-        summaries.take_results([result(record(writer, 1.0))])
-    assert curves(tmp_path).scalars("loss") == [(3, 1.0)]

@@ -191,18 +191,6 @@ def test_a_closure_that_runs_again_may_find_other_things_to_write() -> None:
         assert two.objects[0][2].bias.max() < 60  # the step, once, and halved
 
 
-def test_what_is_remembered_of_a_parameter_that_left_its_group_is_told() -> None:
-    with servers(2) as made:
-        one, two = made.worker(lambda: make("momentum")), made.worker(lambda: make("momentum"))
-        one.run(lambda *objects: train(*objects, number=0))
-        for each in (one, two):
-            left = each.objects[1].param_groups[0]["params"].pop()
-        one.run(lambda *objects: train(*objects, number=1))
-        two.rules.before_read(two.held, states=True)
-        assert len(two.objects[1].state) == 4
-        assert two.objects[1].state[left]["momentum_buffer"].abs().sum() > 0
-
-
 def test_an_optimizer_with_a_closure_is_refused() -> None:
     with servers() as made:
         worker = made.worker(make)
