@@ -193,6 +193,8 @@ def batch(number: int) -> torch.Tensor:
 class Run:
     """A program on servers, or alone."""
 
+    model: Any
+
     def __init__(
         self, kind: Kind = adam, here: LocalStrategy | None = None, monkeypatch: Any = None, seed: int = 1
     ) -> None:
@@ -203,7 +205,8 @@ class Run:
         else:
             with here.mirror.scope():
                 self._make(kind)
-            monkeypatch.setattr(contents, "open_strategies", lambda: [self])
+            if monkeypatch is not None:
+                monkeypatch.setattr(contents, "open_strategies", lambda: [self])
 
     def _make(self, kind: Kind) -> None:
         self.model, self.steps = Net(), Steps()

@@ -22,7 +22,7 @@ from raydist.checkpoints.manifest import SavedCheckpoint, open_checkpoint
 from raydist.checkpoints.shards import ShardTerms
 from raydist.parameter_servers.slices import FixedShardsPartitioner
 from raydist.pipelines.stored.directory_files import directory_files
-from tests.coordinator.ps_in_process import LocalStrategy, local_strategy
+from tests.coordinator.ps_in_process import Kind, LocalStrategy, Run, Steps, adam, local_strategy
 
 GATE = threading.Event()
 
@@ -54,31 +54,13 @@ def model_of() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), Scaled(), nn.Linear(8, 3))
 
 
-def batch(number: int) -> torch.Tensor:
-    return torch.sin(torch.arange(32.0) + number).reshape(8, 4)
+class ScaledRun(Run):
+    """A run whose module has more in its state than variables."""
 
-
-class Run:
-    """A model that is trained, with whoever does it."""
-
-    def __init__(self) -> None:
-        self.model = model_of()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+    def _make(self, kind: Kind) -> None:
+        self.model, self.steps = model_of(), Steps()
+        self.optimizer = kind(self.model.parameters())
         self.checkpoint = rd.Checkpoint(model=self.model, optimizer=self.optimizer)
-
-    def train(self, numbers: range, here: LocalStrategy | None = None) -> None:
-        model, optimizer = self.model, self.optimizer
-
-        def step(x: torch.Tensor) -> None:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        for number in numbers:
-            if here is None:
-                step(batch(number))
-            else:
-                here.schedule(step, batch(number))
 
 
 def begun(run: Run, path: Path) -> StartedSave:
@@ -104,9 +86,8 @@ def assert_same(found: Path, expected: Path) -> None:
 
 def trained_to_the_gate(here: LocalStrategy) -> Run:
     """A run that has been trained on two batches; what waits at the gate from now on stands still."""
-    with here.mirror.scope():
-        run = Run()
-    run.train(range(2), here)
+    run = ScaledRun(adam, here)
+    run.train(range(2))
     here.coordinator.join()
     GATE.clear()
     return run
@@ -116,19 +97,18 @@ def trained_to_the_gate(here: LocalStrategy) -> Run:
 def test_it_is_the_checkpoint_of_one_process_of_that_step(
     num_servers: int, parts: int, divided: None, tmp_path: Path
 ) -> None:
-    alone = Run()
+    alone = ScaledRun()
     alone.train(range(3))
     alone.checkpoint.save(tmp_path / "alone")
     with local_strategy(2 if parts == 1 else 1, num_servers, partitioner=FixedShardsPartitioner(parts)) as here:
-        with here.mirror.scope():
-            run = Run()
-        run.train(range(1), here)
+        run = ScaledRun(adam, here)
+        run.train(range(1))
         here.coordinator.join()
-        run.train(range(1, 2), here)
+        run.train(range(1, 2))
         here.coordinator.join()
-        run.train(range(2, 3), here)
+        run.train(range(2, 3))
         save = begun(run, tmp_path / "served")
-        run.train(range(3, 6), here)  # behind it: waits for it, and does not count
+        run.train(range(3, 6))  # behind it: waits for it, and does not count
         save.write()
     assert_same(tmp_path / "served", tmp_path / "alone")
     manifest = opened(tmp_path / "served").manifest
@@ -137,7 +117,7 @@ def test_it_is_the_checkpoint_of_one_process_of_that_step(
     assert len([file for file in manifest.objects["optimizer"].files if "index" not in file]) == num_servers
     count = len([file for file in manifest.objects["model"].files if "index" not in file])
     assert count == num_servers + 1  # what the module computes for its state is on no server
-    restored = Run()
+    restored = ScaledRun()
     restored.checkpoint.restore(tmp_path / "served")
     restored.checkpoint.save(tmp_path / "again")
     assert_same(tmp_path / "again", tmp_path / "alone")
@@ -145,12 +125,11 @@ def test_it_is_the_checkpoint_of_one_process_of_that_step(
 
 def test_what_is_small_is_one_file_that_torch_loads(tmp_path: Path) -> None:
     with local_strategy(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
-        with here.mirror.scope():
-            run = Run()
-        run.train(range(3), here)
+        run = ScaledRun(adam, here)
+        run.train(range(3))
         begun(run, tmp_path / "served").write()
         here.schedule(len, [])
-    alone = Run()
+    alone = ScaledRun()
     alone.train(range(3))
     alone.checkpoint.save(tmp_path / "alone")
     assert_same(tmp_path / "served", tmp_path / "alone")
@@ -203,7 +182,7 @@ def test_what_fails_on_a_worker_is_the_error_of_its_save_and_steps_go_on(divided
         GATE.set()
         with pytest.raises(ArithmeticError, match="no state today"):
             bad.write()
-        run.train(range(2, 4), here)
+        run.train(range(2, 4))
         here.coordinator.join()
         assert [value.get() for value in later] == [None] * 3
         begun(run, tmp_path / "good").write()
@@ -249,9 +228,8 @@ def test_a_write_that_fails_is_the_error_of_its_save(
         raise OSError(28, "No space left on device")
 
     with local_strategy(1, 2) as here:
-        with here.mirror.scope():
-            run = Run()
-        run.train(range(1), here)
+        run = ScaledRun(adam, here)
+        run.train(range(1))
         with monkeypatch.context() as patched:
             patched.setattr(ps_save, "write_tensor_file", full)
             save = begun(run, tmp_path / "first")
@@ -342,11 +320,10 @@ def test_rows_of_embeddings_are_saved_by_who_has_them_and_go_to_any_number_of_se
 @pytest.mark.parametrize("consistency", [rd.BoundedStaleness(1), rd.SyncWithBackups(1)])
 def test_whatever_workers_wait_for_a_save_has_whole_steps(consistency: Any, divided: None, tmp_path: Path) -> None:
     with local_strategy(2, 2, consistency) as here:
-        with here.mirror.scope():
-            run = Run()
-        run.train(range(5), here)
+        run = ScaledRun(adam, here)
+        run.train(range(5))
         save = begun(run, tmp_path / "served")
-        run.train(range(5, 8), here)
+        run.train(range(5, 8))
         save.write()
         here.coordinator.join()
     steps = {
