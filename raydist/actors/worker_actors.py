@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
@@ -15,25 +16,16 @@ from raydist.core.exception_utils import as_exception
 
 
 @final
-class Asked:
-    """A call to one worker, and its answer once that arrives.
+@dataclass(slots=True, eq=False)
+class WorkerCall:
+    """A call to one worker, and its answer once that arrives."""
 
-    Attributes:
-        worker: Number of the worker.
-        doing: Description of the call, for messages.
-        done: True once the worker has answered.
-        value: The answer.
-        error: The error raised instead. UnavailableError with `actor` set to the worker's name: the worker is gone.
-    """
-
-    __slots__ = ("doing", "done", "error", "value", "worker")
-
-    def __init__(self, worker: int, doing: str) -> None:
-        self.worker = worker
-        self.doing = doing
-        self.done = False
-        self.value: Any = None
-        self.error: Exception | None = None
+    worker: int
+    doing: str  # description of the call, for messages
+    done: bool = False  # True once the worker has answered
+    value: Any = None  # the answer
+    # The error raised instead. UnavailableError with `actor` set to the worker's name: the worker is gone.
+    error: Exception | None = None
 
     def settle(self, value: Any = None, error: Exception | None = None) -> None:
         self.value, self.error, self.done = value, error, True
@@ -56,29 +48,29 @@ class WorkerActors:
     def names(self) -> Sequence[str]:
         return self._actors.names
 
-    def begin(self, worker: int, make_runner: Callable[..., Any], *args: Any) -> tuple[Asked, Asked]:
+    def begin(self, worker: int, make_runner: Callable[..., Any], *args: Any) -> tuple[WorkerCall, WorkerCall]:
         """Create the runner in a worker's process; return the pending answers for its versions and for its start."""
-        about = self._follow(Asked(worker, "starting"), self._actors.about(worker))
-        return about, self._follow(Asked(worker, "starting"), self._actors.start(worker, make_runner, *args))
+        about = self._follow(WorkerCall(worker, "starting"), self._actors.about(worker))
+        return about, self._follow(WorkerCall(worker, "starting"), self._actors.start(worker, make_runner, *args))
 
     def replace(self, worker: int) -> None:
         """Launch another process for a worker; call `begin` next."""
         self._actors.replace(worker)
 
-    def send(self, worker: int, message: Any, objects: Sequence[Any]) -> Asked:
+    def send(self, worker: int, message: Any, objects: Sequence[Any]) -> WorkerCall:
         """Send closures to a worker without waiting."""
-        return self._follow(Asked(worker, "a closure"), self._actors.send(worker, message, objects))
+        return self._follow(WorkerCall(worker, "a closure"), self._actors.send(worker, message, objects))
 
-    def call(self, worker: int, method: str, *args: Any) -> Asked:
+    def call(self, worker: int, method: str, *args: Any) -> WorkerCall:
         """Call a method of a worker's runner after everything sent so far, without waiting."""
-        return self._follow(Asked(worker, method), self._actors.call(worker, method, *args))
+        return self._follow(WorkerCall(worker, method), self._actors.call(worker, method, *args))
 
-    def _follow(self, asked: Asked, ref: Any) -> Asked:
+    def _follow(self, asked: WorkerCall, ref: Any) -> WorkerCall:
         # Ray runs the callback in a thread of its own: the callback must not call Ray, and must return soon.
         ref.future().add_done_callback(lambda future: self._told(asked, future))
         return asked
 
-    def _told(self, asked: Asked, future: Any) -> None:
+    def _told(self, asked: WorkerCall, future: Any) -> None:
         try:
             error = future.exception()
             if error is None:
@@ -89,7 +81,7 @@ class WorkerActors:
             asked.settle(error=as_exception(error))
         self.announce()
 
-    def _translated(self, asked: Asked, error: Exception) -> Exception:
+    def _translated(self, asked: WorkerCall, error: Exception) -> Exception:
         return translate_ray_error(error, self.names[asked.worker], asked.doing)
 
     def announce(self) -> None:

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from raydist.actors.worker_actors import WorkerCall
 from raydist.replicas.step import ReplicaSetup
-
-
-class WorkerCall(Protocol):
-    """A call of one worker, whose answer may be pending: see `actors.worker_actors.Asked`."""
-
-    done: bool
-    value: Any
-    error: Exception | None
 
 
 class WorkerConnections(Protocol):

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, final
 
+from raydist.actors.worker_actors import WorkerCall
 from raydist.coordinator.closures import Closure, ClosureQueue
-from raydist.coordinator.interfaces import WorkerCall, WorkerConnections
+from raydist.coordinator.interfaces import WorkerConnections
 from raydist.coordinator.worker_pool import PayloadLog, WorkerPool, WorkerRecord
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from raydist.core.exception_utils import what_was_raised

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from raydist.actors.version_check import installed_software, require_devices, require_same_software
+from raydist.actors.worker_actors import WorkerCall
 from raydist.coordinator.closures import ClosureQueue
-from raydist.coordinator.interfaces import ServerSide, WorkerCall, WorkerConnections
+from raydist.coordinator.interfaces import ServerSide, WorkerConnections
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from raydist.options import Timeouts
 from raydist.replicas.ps.worker_runner import WorkerRunner

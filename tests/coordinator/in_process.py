@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from raydist.actors.version_check import Software, installed_software
-from raydist.actors.worker_actors import Asked
+from raydist.actors.worker_actors import WorkerCall
 from raydist.coordinator.coordinator import Coordinator
 from raydist.core.errors import UnavailableError
 from raydist.core.exception_utils import as_exception
@@ -96,7 +96,7 @@ class ThreadPort:
     def __init__(self, num_workers: int) -> None:
         self.names = [f"worker {number}" for number in range(num_workers)]
         self.threads = [_Thread(name) for name in self.names]
-        self.open: list[list[Asked]] = [[] for _ in self.names]
+        self.open: list[list[WorkerCall]] = [[] for _ in self.names]
         self.messages: list[tuple[int, Any]] = []
         self.num_replaced = 0
         self.refuse_to_start: set[int] = set()
@@ -105,8 +105,8 @@ class ThreadPort:
         self._news = threading.Semaphore(0)
         self._lock = threading.RLock()
 
-    def _ask(self, worker: int, doing: str, do: Callable[[Any], Any]) -> Asked:
-        asked, thread = Asked(worker, doing), self.threads[worker]
+    def _ask(self, worker: int, doing: str, do: Callable[[Any], Any]) -> WorkerCall:
+        asked, thread = WorkerCall(worker, doing), self.threads[worker]
 
         def task() -> None:
             if thread.dead:
@@ -132,14 +132,14 @@ class ThreadPort:
     def _gone(self, worker: int) -> UnavailableError:
         return UnavailableError(f"{self.names[worker]} is gone: killed.", actor=self.names[worker])
 
-    def begin(self, worker: int, make_runner: Callable[..., Any], *args: Any) -> tuple[Asked, Asked]:
+    def begin(self, worker: int, make_runner: Callable[..., Any], *args: Any) -> tuple[WorkerCall, WorkerCall]:
         def start(thread: _Thread) -> None:
             if worker in self.refuse_to_start:
                 raise RuntimeError(f"worker {worker} has no place")
             thread.runner = make_runner(*args)
 
         if worker in self.says_nothing:
-            return Asked(worker, "starting"), Asked(worker, "starting")
+            return WorkerCall(worker, "starting"), WorkerCall(worker, "starting")
         about = self._ask(worker, "starting", lambda thread: self.software.get(worker, installed_software()))
         return about, self._ask(worker, "starting", start)
 
@@ -148,12 +148,12 @@ class ThreadPort:
         self.threads[worker] = _Thread(f"{self.names[worker]} again")
         self.open[worker] = []
 
-    def send(self, worker: int, message: Any, objects: Sequence[Any]) -> Asked:
+    def send(self, worker: int, message: Any, objects: Sequence[Any]) -> WorkerCall:
         data = pickle.dumps(message)
         self.messages.append((worker, message))
         return self._ask(worker, "a closure", lambda thread: _copied(thread.runner.steps(pickle.loads(data), objects)))
 
-    def call(self, worker: int, method: str, *args: Any) -> Asked:
+    def call(self, worker: int, method: str, *args: Any) -> WorkerCall:
         data = pickle.dumps(args)
         return self._ask(worker, method, lambda thread: _copied(getattr(thread.runner, method)(*pickle.loads(data))))
 
