@@ -23,7 +23,7 @@ from raydist.parameter_servers.requests import (
     SetRowState,
 )
 from raydist.parameter_servers.slices import PsSlice
-from raydist.parameter_servers.slicing import SliceTable
+from raydist.parameter_servers.slicing import SlicesByHandle
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 
 
@@ -211,7 +211,7 @@ class PlacedVariables:
     def __init__(
         self,
         client: ServerClient,
-        table: SliceTable,
+        table: SlicesByHandle,
         get: Callable[[int], Any],
         handle_of: Callable[[Any], int | None],
         read_states: Callable[[list[torch.optim.Optimizer]], None],
@@ -233,10 +233,10 @@ class PlacedVariables:
         A `state_dict` has detached variables, which are found by their memory: no two variables share memory. A
         variable without elements has no memory, and is found only as the variable itself: optimizers have states of it.
         """
-        variables = {handle: obj for handle in self._table.handles() if (obj := self._get(handle)) is not None}
+        variables = {handle: obj for handle in self._table if (obj := self._get(handle)) is not None}
         held = {obj.data_ptr(): handle for handle, obj in variables.items()}
         known = {name: self._handle_in(tensor, held, variables) for name, tensor in tensors.items()}
-        return {name: self._table.of(handle) for name, handle in known.items() if handle is not None}
+        return {name: self._table[handle] for name, handle in known.items() if handle is not None}
 
     def _handle_in(
         self, tensor: torch.Tensor, held: Mapping[int, int], variables: Mapping[int, torch.Tensor]

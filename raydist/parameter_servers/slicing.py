@@ -14,37 +14,18 @@ from raydist.parameter_servers.slices import PsSlice
 NEVER = -1
 
 
-@final
-class SliceTable:
-    """All slices planned so far."""
+SlicesByHandle = dict[int, tuple[PsSlice, ...]]
+"""By handle of a variable its slices, in the order of their rows."""
 
-    def __init__(self) -> None:
-        self._of: dict[int, tuple[PsSlice, ...]] = {}
 
-    def add(self, slices: Iterable[PsSlice]) -> list[int]:
-        """Add slices of new variables; return the handles of these variables."""
-        found: dict[int, list[PsSlice]] = {}
-        for each in slices:
-            if each.handle not in self._of:
-                found.setdefault(each.handle, []).append(each)
-        for handle, parts in found.items():
-            self._of[handle] = tuple(sorted(parts, key=lambda part: part.begin))
-        return list(found)
-
-    def __contains__(self, handle: int) -> bool:
-        return handle in self._of
-
-    def handles(self) -> list[int]:
-        """Return the handles of all variables that have slices."""
-        return list(self._of)
-
-    def of(self, handle: int) -> tuple[PsSlice, ...]:
-        """Return a variable's slices, in the order of their rows."""
-        return self._of[handle]
-
-    def forget(self, handle: int) -> tuple[PsSlice, ...]:
-        """Remove a variable; return its slices."""
-        return self._of.pop(handle, ())
+def add_slices(known: SlicesByHandle, slices: Iterable[PsSlice]) -> list[int]:
+    """Add slices of variables that have none yet; return the handles of these variables."""
+    found: SlicesByHandle = {}
+    for each in slices:
+        if each.handle not in known:
+            found[each.handle] = (*found.get(each.handle, ()), each)
+    known.update((handle, tuple(sorted(parts, key=lambda part: part.begin))) for handle, parts in found.items())
+    return list(found)
 
 
 @final

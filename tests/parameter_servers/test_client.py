@@ -27,7 +27,7 @@ from raydist.parameter_servers.requests import (
     Statistics,
 )
 from raydist.parameter_servers.slices import PsSlice
-from raydist.parameter_servers.slicing import SliceTable
+from raydist.parameter_servers.slicing import SlicesByHandle, add_slices
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 from tests.contracts.server_connection import ServerConnectionContract
 from tests.parameter_servers.examples import slice_of
@@ -153,9 +153,10 @@ def test_variables_are_known_by_their_memory() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objects: dict[int, Any] = {1: model, 2: model.weight, 3: model.bias, 4: optimizer}
-    table = SliceTable()
+    table: SlicesByHandle = {}
     slices = [PsSlice(number, 2, "weight", number, number, (1, 4), torch.float32) for number in range(2)]
-    table.add([*slices, PsSlice(2, 3, "bias", 0, 0, (2,), torch.float32), PsSlice(3, 5, "x", 0, 0, (), torch.float32)])
+    others = [PsSlice(2, 3, "bias", 0, 0, (2,), torch.float32), PsSlice(3, 5, "x", 0, 0, (), torch.float32)]
+    add_slices(table, [*slices, *others])
     read: list[list[torch.optim.Optimizer]] = []
     client = ServerClient((), Sender(0, 0), timeout_s=1.0)
     handles = {id(obj): handle for handle, obj in objects.items()}
@@ -169,7 +170,7 @@ def test_variables_are_known_by_their_memory() -> None:
             "none": torch.empty(0),
         }
     )
-    assert found == {"weight": tuple(slices), "bias": table.of(3)}
+    assert found == {"weight": tuple(slices), "bias": table[3]}
     assert held.handle_of(optimizer) == 4
     held.read_states(optimizer)
     assert read == [[optimizer]]

@@ -20,7 +20,8 @@ from raydist.parameter_servers.slices import (
 )
 from raydist.parameter_servers.slicing import (
     ReadVersions,
-    SliceTable,
+    SlicesByHandle,
+    add_slices,
     cut_gradients,
     cut_state,
     form_of,
@@ -128,13 +129,11 @@ def part_of(number: int, handle: int, begin: int) -> PsSlice:
 
 
 def test_slices_come_in_the_order_of_their_rows_and_once() -> None:
-    table = SliceTable()
-    assert table.add([part_of(3, 7, 2), part_of(4, 7, 0), part_of(5, 8, 0)]) == [7, 8]
-    assert [each.number for each in table.of(7)] == [4, 3]
-    assert table.add([part_of(9, 7, 0)]) == []
-    assert (7 in table, 9 in table, table.handles()) == (True, False, [7, 8])
-    assert [each.number for each in table.forget(8)] == [5]
-    assert table.forget(8) == ()
+    table: SlicesByHandle = {}
+    assert add_slices(table, [part_of(3, 7, 2), part_of(4, 7, 0), part_of(5, 8, 0)]) == [7, 8]
+    assert [each.number for each in table[7]] == [4, 3]
+    assert add_slices(table, [part_of(9, 7, 0)]) == []
+    assert list(table) == [7, 8]
 
 
 def test_a_change_of_ones_own_leaves_all_else_as_new_as_it_was() -> None:

@@ -197,7 +197,7 @@ class PsOptimizers:
 
     def _slices_of(self, parameter: torch.Tensor) -> tuple[PsSlice, ...]:
         handle = self._known.handle_of(parameter) or 0
-        return self._slices.table.of(handle) if handle in self._slices.table else ()
+        return self._slices.table.get(handle, ())
 
     def _handle_of(self, optimizer: torch.optim.Optimizer) -> int:
         handle = self._known.handle_of(optimizer)

@@ -106,7 +106,7 @@ class PsModel:
         """Follow objects that were added or removed."""
         if self._known.look(variables):
             self.optimizers.forget_members()
-            for handle in [known for known in self.slices.table.handles() if known not in self._known]:
+            for handle in [known for known in self.slices.table if known not in self._known]:
                 self.slices.forget(handle)
 
     def settle(self, variables: VariablesView) -> tuple[VariableSpec, ...]:
@@ -138,7 +138,7 @@ class PsModel:
         self.look(variables)
         written = set(self.slices.written())
         new = self._adopt(slices)
-        self.slices.create([*new, *(handle for handle in self.slices.table.handles() if handle in written)])
+        self.slices.create([*new, *(handle for handle in self.slices.table if handle in written)])
         self.slices.keep_written()
         self._create_tables()
         loaded = variables.take_loaded_states()

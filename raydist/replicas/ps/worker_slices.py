@@ -18,7 +18,8 @@ from raydist.parameter_servers.slicing import (
     Form,
     GradientCut,
     ReadVersions,
-    SliceTable,
+    SlicesByHandle,
+    add_slices,
     cut_gradients,
     form_of,
     rows_and_values,
@@ -86,7 +87,7 @@ class PushPlans:
         handle: int,
         optimizer: torch.optim.Optimizer,
         membership: Sequence[Sequence[int]],
-        table: SliceTable,
+        table: SlicesByHandle,
         targets: Sequence[Mapping[int, torch.Tensor]],
     ) -> Pushed | None:
         """Return the push for an optimizer's present gradients; None if no parameter has one."""
@@ -139,10 +140,10 @@ def _planned(
     variables: tuple[int, ...],
     forms: tuple[Form, ...],
     tables: tuple[int, ...],
-    table: SliceTable,
+    table: SlicesByHandle,
     targets: Sequence[Mapping[int, torch.Tensor]],
 ) -> PushPlan:
-    cuts = cut_gradients([table.of(variable) for variable in variables], forms)
+    cuts = cut_gradients([table[variable] for variable in variables], forms)
     if tables:  # all servers have rows of a table, and count steps without gradients for their rows, too
         cuts = {server: cuts.get(server, NO_CUT) for server in range(len(targets))}
     back = {server: {number: targets[server][number] for number in cut.slices} for server, cut in cuts.items()}
@@ -154,7 +155,7 @@ class WorkerSlices:
     """All slices of one worker's variables."""
 
     def __init__(self, client: ServerClient) -> None:
-        self.table = SliceTable()  # the slices of each variable
+        self.table: SlicesByHandle = {}  # the slices of each variable
         # by server and slice number, the memory into which its values are read
         self.targets: list[dict[int, torch.Tensor]] = [{} for _ in range(client.num_servers)]
         self._client = client
@@ -166,11 +167,11 @@ class WorkerSlices:
 
     def adopt(self, slices: Sequence[PsSlice], variables: Mapping[int, torch.Tensor]) -> list[int]:
         """Adopt the variables that have slices now; return their handles."""
-        new = [handle for handle in self.table.add(slices) if handle in variables]
+        new = [handle for handle in add_slices(self.table, slices) if handle in variables]
         self._copies.add([(handle, variables[handle]) for handle in new])
         for handle in new:
             target = self._copies.target(handle)
-            for part in self.table.of(handle):
+            for part in self.table[handle]:
                 self.targets[part.server][part.number] = part.within(target)
                 self._read[part.server].add([part.number])
                 self._handle_of_slice[part.number] = handle
@@ -188,7 +189,7 @@ class WorkerSlices:
 
     def forget(self, handle: int) -> None:
         """Drop a variable that is gone."""
-        for part in self.table.forget(handle):
+        for part in self.table.pop(handle, ()):
             self.targets[part.server].pop(part.number, None)
             self._read[part.server].drop([part.number])
             self._handle_of_slice.pop(part.number, None)
@@ -196,13 +197,13 @@ class WorkerSlices:
 
     def numbers(self, handles: Iterable[int], server: int) -> tuple[int, ...]:
         """Return the numbers of the variables' slices that a server has."""
-        known = [part for handle in handles if handle in self.table for part in self.table.of(handle)]
+        known = [part for handle in handles if handle in self.table for part in self.table[handle]]
         return tuple(part.number for part in known if part.server == server)
 
     def _by_server(self, handles: Sequence[int]) -> dict[int, list[PsSlice]]:
         found: dict[int, list[PsSlice]] = {}
         for server in range(self._client.num_servers):
-            parts = [part for handle in handles for part in self.table.of(handle) if part.server == server]
+            parts = [part for handle in handles for part in self.table[handle] if part.server == server]
             if parts:
                 found[server] = parts
         return found
