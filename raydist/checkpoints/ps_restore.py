@@ -28,10 +28,9 @@ from raydist.checkpoints.entries import names_of_tensors, pack_state, unpack_sta
 from raydist.checkpoints.manifest import SavedCheckpoint, SavedObject
 from raydist.checkpoints.object_state import kind_of_state, rejected_state, state_of
 from raydist.checkpoints.parameter_names import GROUPS, fitting_entries, keep_types, parameter_names, parameters_of
-from raydist.checkpoints.ps_save import SliceDirectory
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.checkpoints.tensor_file import FilePlace
-from raydist.parameter_servers.client import Ask
+from raydist.parameter_servers.client import Ask, PlacedVariables
 from raydist.parameter_servers.optimizers import bare_optimizer
 from raydist.parameter_servers.requests import BeginRestore
 from raydist.parameter_servers.sharded_embedding import SavedRows, require_known
@@ -185,8 +184,8 @@ class BegunRestore:
 class PsRestores:
     """The restores that a worker starts. Used by the worker's single thread."""
 
-    def __init__(self, held: SliceDirectory) -> None:
-        self._held = held
+    def __init__(self, placed: PlacedVariables) -> None:
+        self._placed = placed
 
     def begin(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
@@ -202,11 +201,11 @@ class PsRestores:
             return BegunRestore(PreparedShard(differences))
         for name, obj in objects.items():
             _require_state(obj, request.checkpoint, request.saved[name])
-        commands = RestoreCommands(request, modules, self._held)
+        commands = RestoreCommands(request, modules, self._placed)
         served = [name for name, obj in objects.items() if commands.add(name, obj)]
         if served:
-            asks = {server: Ask(BeginRestore(commands.of(server))) for server in range(self._held.num_servers)}
-            self._held.exchange(asks)
+            asks = {server: Ask(BeginRestore(commands.of(server))) for server in range(self._placed.client.num_servers)}
+            self._placed.client.exchange(asks)
         return BegunRestore(PreparedShard({name: differences[name] for name in served}), commands.options)
 
 
@@ -240,8 +239,8 @@ class RestoreCommands:
         options: See `BegunRestore`.
     """
 
-    def __init__(self, request: RestoreRequest, modules: Mapping[str, nn.Module], held: SliceDirectory) -> None:
-        self._request, self._modules, self._held = request, modules, held
+    def __init__(self, request: RestoreRequest, modules: Mapping[str, nn.Module], placed: PlacedVariables) -> None:
+        self._request, self._modules, self._placed = request, modules, placed
         self.options: dict[str, OptionGroups] = {}
         self._tables: list[StoredTable] = []
         self._slices: dict[int, tuple[int, StoredSlice]] = {}  # by slice number: the server and the slice
@@ -253,7 +252,7 @@ class RestoreCommands:
         values = self._request.checkpoint.saved(self._request.saved[name]).values
         if isinstance(obj, SavedRows):
             tables = obj.tables()
-            self.add_rows(name, {path: self._held.handle_of(table.weight) for path, table in tables.items()})
+            self.add_rows(name, {path: self._placed.handle_of(table.weight) for path, table in tables.items()})
             return True
         if kind_of_state(obj) == "optimizer":
             return self._add_optimizer(name, obj, values)
@@ -263,7 +262,7 @@ class RestoreCommands:
         here = pack_state(state_of(module, {}), name)
         both = {key: (tensor_named(here.values[key]), tensor_named(saved[key])) for key in here.values if key in saved}
         tensors = {ours: torch.as_tensor(here.tensors[ours]) for ours, _ in both.values() if ours is not None}
-        places = self._held.places(tensors)
+        places = self._placed.places(tensors)
         if None in {theirs for _, theirs in both.values()} or any(
             tensor.numel() and key not in places for key, tensor in tensors.items()
         ):
@@ -290,9 +289,9 @@ class RestoreCommands:
         groups: OptionGroups,
     ) -> Iterator[tuple[PsSlice, StoredOptimizerState]]:
         """Yield the slices of the saved parameters, each with its state; other parameters keep their state."""
-        handle = self._held.handle_of(optimizer)
+        handle = self._placed.handle_of(optimizer)
         group_of = {parameter: group for group in groups for parameter in group["params"]}
-        for parameter, parts in self._held.places(parameters).items():
+        for parameter, parts in self._placed.places(parameters).items():
             if parameter not in group_of:
                 continue
             options = {key: value for key, value in group_of[parameter].items() if key != "params"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from raydist.checkpoints.tensor_file import (
     plan_parts,
     write_tensor_file,
 )
-from raydist.parameter_servers.client import Ask
+from raydist.parameter_servers.client import Ask, PlacedVariables
 from raydist.parameter_servers.optimizers import state_bytes_per_byte
 from raydist.parameter_servers.requests import BeginSave
 from raydist.parameter_servers.server_state import ServerSaver, ServerState
@@ -231,32 +231,12 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-class SliceDirectory(Protocol):
-    """A worker's view of the servers, implemented by `PlacedVariables`."""
-
-    @property
-    def num_servers(self) -> int:
-        """Number of servers."""
-
-    def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[PsSlice, ...]]:
-        """Return the slices of those tensors that are variables, by name."""
-
-    def handle_of(self, obj: torch.optim.Optimizer | torch.Tensor) -> int:
-        """Return the servers' handle of an optimizer, or of the table that a parameter represents."""
-
-    def read_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Copy the optimizer's state from the servers into the optimizer."""
-
-    def exchange(self, asks: Mapping[int, Ask]) -> Any:
-        """Send requests to servers, by number, and block until all have answered."""
-
-
 @final
 class PsSaves:
     """The saves that a worker starts. Used by the worker's single thread."""
 
-    def __init__(self, held: SliceDirectory) -> None:
-        self._held = held
+    def __init__(self, placed: PlacedVariables) -> None:
+        self._placed = placed
 
     def begin(self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> bytes:
         """Make every server copy its part and begin to write it. Blocks until the servers have begun.
@@ -264,12 +244,12 @@ class PsSaves:
         Returns:
             A pickled `Shard` without files: the values that are not tensors.
         """
-        commands = SaveCommands(request, self._held.num_servers)
+        commands = SaveCommands(request, self._placed.client.num_servers)
         saved: dict[str, SavedObject] = {}
         for name, obj in objects.items():
             if isinstance(obj, SavedRows):
                 tables = obj.tables()
-                commands.add_rows(name, {path: self._held.handle_of(table.weight) for path, table in tables.items()})
+                commands.add_rows(name, {path: self._placed.handle_of(table.weight) for path, table in tables.items()})
                 found = CapturedObject(SavedObject(kind_of_state(obj), values={}))
             elif kind_of_state(obj) == "optimizer":
                 found = self._add_optimizer(commands, name, obj, modules, request.terms.small_bytes)
@@ -277,10 +257,10 @@ class PsSaves:
                 found = self._add(commands, name, obj, modules, request.terms.small_bytes)
             saved[name] = found.saved
         asks = {}
-        for server in range(self._held.num_servers):
+        for server in range(self._placed.client.num_servers):
             command, tensors = commands.of(server)
             asks[server] = Ask(BeginSave(command), tensors)
-        self._held.exchange(asks)
+        self._placed.client.exchange(asks)
         return pickle.dumps(Shard({}, saved))
 
     def _add(
@@ -288,7 +268,7 @@ class PsSaves:
     ) -> CapturedObject:
         found = _captured(name, obj, modules)
         is_small = sum(tensor.nbytes for tensor in found.tensors.values()) <= small_bytes
-        places = {} if is_small else self._held.places(found.tensors)
+        places = {} if is_small else self._placed.places(found.tensors)
         commands.add(name, places, {key: each for key, each in found.tensors.items() if key not in places})
         return found
 
@@ -304,10 +284,10 @@ class PsSaves:
         size_ratio = max(state_bytes_per_byte(type(optimizer), group) for group in optimizer.param_groups)
         try:
             if sum(tensor.nbytes for tensor in named.values()) * size_ratio <= small_bytes:
-                self._held.read_states(optimizer)
+                self._placed.read_states([optimizer])
                 return self._add(commands, name, optimizer, modules, small_bytes)
-            places = self._held.places(named)
-            commands.add(name, places, {}, optimizer=self._held.handle_of(optimizer), size_ratio=size_ratio)
+            places = self._placed.places(named)
+            commands.add(name, places, {}, optimizer=self._placed.handle_of(optimizer), size_ratio=size_ratio)
             return _captured(name, optimizer, modules)
         finally:
             optimizer.state.clear()  # optimizers have no state on a worker

@@ -202,7 +202,7 @@ def rows_by_server(
 
 @final
 class PlacedVariables:
-    """A worker's knowledge of the servers' slices, for the worker's thread.
+    """The objects of one worker and their places on the servers, for saves and restores.
 
     Args:
         read_states: Reads the servers' states of optimizers into this worker's.
@@ -216,16 +216,11 @@ class PlacedVariables:
         handle_of: Callable[[Any], int | None],
         read_states: Callable[[list[torch.optim.Optimizer]], None],
     ) -> None:
-        self._client = client
+        self.client = client
         self._table = table
         self._get = get
         self._handle_of = handle_of
-        self._read_states = read_states
-
-    @property
-    def num_servers(self) -> int:
-        """Number of servers."""
-        return self._client.num_servers
+        self.read_states = read_states
 
     def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[PsSlice, ...]]:
         """Return, by name, the slices of the tensors that are variables, in the order of their rows.
@@ -256,14 +251,6 @@ class PlacedVariables:
                 f"raydist bug: a {type(obj).__name__} must be mirrored to be saved by servers."
             )
         return handle
-
-    def read_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read the servers' state of an optimizer into this worker's."""
-        self._read_states([optimizer])
-
-    def exchange(self, asks: Mapping[int, Ask]) -> Answers:
-        """Call `ServerClient.exchange`."""
-        return self._client.exchange(asks)
 
 
 def _shows(tensor: torch.Tensor, held: torch.Tensor) -> bool:

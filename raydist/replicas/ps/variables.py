@@ -98,7 +98,7 @@ class PsModel:
         self.states = ClosureStates(self.optimizers)  # states of the optimizers, for closures
         self.rows = PsRows(client, self._known.handle_of)  # rows of the embedding tables
         # placement of all of these, for saving and restoring
-        self.held = PlacedVariables(
+        self.placed = PlacedVariables(
             client, self.slices.table, self._known.get, self._known.handle_of, self.optimizers.read_states
         )
 
@@ -339,7 +339,7 @@ class PsVariables(WorkerRules):
             self._model.optimizers.read_states()
 
     def injected(self) -> dict[str, Any]:
-        return {"ps_saves": PsSaves(self._model.held), "ps_restores": PsRestores(self._model.held)}
+        return {"ps_saves": PsSaves(self._model.placed), "ps_restores": PsRestores(self._model.placed)}
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         return reading_rows(self._model.rows)
