@@ -175,12 +175,12 @@ class PsRestorer:
             errors = [each.restore() for each in answers if isinstance(each, PortableError)]
             if errors:
                 raise root_cause(errors)
-            shares = [each for each in answers if isinstance(each, PreparedShard)]
-            if len(shares) == len(answers):
-                return shares
+            shards = [each for each in answers if isinstance(each, PreparedShard)]
+            if len(shards) == len(answers):
+                return shards
             if time.monotonic() > end:
                 raise DeadlineExceededError(
-                    f"A checkpoint must be read within {self._limit_s:g} s, but {len(answers) - len(shares)} of "
+                    f"A checkpoint must be read within {self._limit_s:g} s, but {len(answers) - len(shards)} of "
                     f"{len(answers)} parameter servers have not. Raise Timeouts.step_s."
                 )
             time.sleep(pause_s)
@@ -211,13 +211,13 @@ class PsRestorer:
         self._servers().discard_restore()
 
 
-def _joined(told: PreparedShard, shares: Sequence[PreparedShard]) -> list[PreparedShard]:
-    """Merge the differences that worker and servers found into the first share; one variable's slices count once."""
-    found: dict[str, dict[Difference, None]] = {name: dict.fromkeys(each) for name, each in told.differences.items()}
-    for share in shares:
-        for name, several in share.differences.items():
+def _joined(own: PreparedShard, shards: Sequence[PreparedShard]) -> list[PreparedShard]:
+    """Merge the differences that worker and servers found into the first shard; one variable's slices count once."""
+    found: dict[str, dict[Difference, None]] = {name: dict.fromkeys(each) for name, each in own.differences.items()}
+    for shard in shards:
+        for name, several in shard.differences.items():
             found.setdefault(name, {}).update(dict.fromkeys(several))
-    return [PreparedShard({name: tuple(each) for name, each in found.items()}), *shares]
+    return [PreparedShard({name: tuple(each) for name, each in found.items()}), *shards]
 
 
 def _options_of(optimizer: Any) -> OptionGroups:

@@ -342,7 +342,7 @@ class ReplicaRunner:
             if len(self._refused) > _KEPT:
                 del self._refused[next(iter(self._refused))]
 
-    def share_of(self, step: int, token: str) -> Shard | PortableError | None:
+    def shard_of(self, step: int, token: str) -> Shard | PortableError | None:
         """Return the result of a save dispatched as this step; None until it is known. Runs beside the steps."""
         found = self._saves.report(token)
         return pack_error(found) if isinstance(found, Exception) else found or self._refused.get(step)

@@ -73,7 +73,7 @@ class LoopReplicas:
         return self._group().ask_beside(ReplicaRunner.loop, method, *args, ranks=ranks)
 
     def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
-        return self._group().ask_beside(ReplicaRunner.share_of, step, token)
+        return self._group().ask_beside(ReplicaRunner.shard_of, step, token)
 
     def drain(self) -> None:
         self._group().steps.wait()
@@ -239,7 +239,7 @@ class SynchronousStrategy(HostedStrategy):
         """Save the replicas' shards once the replicas have done all dispatched steps."""
         self._require_open("save")
         step, _ = self._dispatch_beside(function, (SAVES, *args), {"saves": SAVES})
-        ask = functools.partial(self._launch().ask_beside, ReplicaRunner.share_of, step, token)
+        ask = functools.partial(self._launch().ask_beside, ReplicaRunner.shard_of, step, token)
         return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
 
     @final

@@ -81,7 +81,7 @@ def looks(number: int, of: int) -> Any:
 
 
 def told(runner: ReplicaRunner, step: int) -> str:
-    found = runner.share_of(step, "token")
+    found = runner.shard_of(step, "token")
     assert isinstance(found, PortableError)
     return repr(found.restore())
 
@@ -93,7 +93,7 @@ def test_a_save_behind_a_failed_step_has_its_error_also_in_the_next_generation()
     refused = runner.steps(looks(4, of=0), []).error
     assert str(refused) == "Step 4 was given up on replica 0, because step 3 failed."
     assert told(runner, 4) == repr(failed)
-    assert (runner.share_of(3, "token"), runner.share_of(5, "token")) == (None, None)
+    assert (runner.shard_of(3, "token"), runner.shard_of(5, "token")) == (None, None)
     runner.join(generation(1))
     assert told(runner, 4) == repr(failed)
     assert runner.steps(looks(5, of=1), []).results[0].leaves == (4,)
