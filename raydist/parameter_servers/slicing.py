@@ -69,8 +69,7 @@ class ReadVersions:
     def note_change(self, numbers: Sequence[int], version: int) -> None:
         """Record that this worker's change of slices made a version, and that it holds the changed values."""
         before = version - 1
-        if self.newest == before:
-            self._at = {number: version if at == before else at for number, at in self._at.items()}
+        self._at = {number: version if at == before else at for number, at in self._at.items()}
         self.note(numbers, version)
 
     def older_than(self, version: int) -> list[int]:

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 import raydist as rd
 from raydist.parameter_servers.changes import (
     Answered,
+    AppliedUpdates,
     CollectedSteps,
     DelayedAnswer,
     DelayedAnswers,
@@ -298,6 +299,19 @@ def test_what_optimizers_remember_is_written_once() -> None:
         for states, error in (({7: {}}, "Gradients and states must be of"), ({OPTIMIZER: {9: {}}}, "and not number 9")):
             with pytest.raises(rd.InvalidArgumentError, match=error):
                 server.handle(WriteStates(Sender(0, 0), PushKey(71, 1), states))
+
+
+def test_changes_of_ended_closures_and_of_fenced_generations_are_refused() -> None:
+    updates, sender = AppliedUpdates(), Sender(0, 0)
+    for closure in range(100):
+        key = PushKey(closure, 0, finished_below=max(0, closure - 3))
+        assert updates.enter(sender, key) == "applied"
+        assert len(updates._known) <= 4
+    assert (updates.check(sender, PushKey(5, 7)), updates.check(sender, PushKey(99, 1))) == ("known", "applied")
+    updates.fence(Sender(4, 2))
+    updates.fence(Sender(4, 1))  # told late
+    for generation, verdict in ((0, "fenced"), (2, "fenced"), (3, "applied")):
+        assert updates.enter(Sender(4, generation), PushKey(99, 1)) == verdict
 
 
 def test_an_answer_that_fails_is_an_error_of_its_request() -> None:

@@ -89,8 +89,10 @@ def test_whoever_runs_a_step_goes_first() -> None:
     weight = table()
     there, driver = LocalRows(SPEC), LocalRows(SPEC)
     assert isinstance(access_to(weight), LocalRows)
+    values(weight)
     attach_access(weight, driver)
     assert access_to(weight) is driver
+    assert held_rows(weight) == [], "rows that lie elsewhere are not kept here"
     with reading_rows(there):
         assert access_to(weight) is there
     with pytest.raises(FailedPreconditionError, match="must stand for a table"):
