@@ -126,6 +126,7 @@ def test_the_accepted_gradient_of_a_dead_worker_is_never_late() -> None:
     successor = Sender(0, 1)
     sync.begin(successor, 0)
     assert sync.fence(one) is dead  # told twice
+    assert sync._holding == {0: (1, 0), 1: (0, 1)}, "the successor holds its closure"
     owed = sync.arrive(successor, PushKey(0, 0), 0)
     assert owed is not None
     assert owed.step == 1
