@@ -266,6 +266,17 @@ def test_what_a_failed_closure_wrote_well_counts_beside_what_it_wrote_badly() ->
             assert bool((second_bias == 5).all())
 
 
+def test_a_look_that_fails_leaves_nothing_behind() -> None:
+    with servers() as made:
+        worker = made.worker(make)
+        worker.run(lambda *objects: None)
+        worker.rules.before_read(worker.held, states=False)
+        worker.objects[0][0].weight.data.fill_(9)
+        worker.rules.after_failure(worker.held)
+        worker.run(lambda *objects: None)
+        assert close(values(worker.objects[0]), values(make()[0]))
+
+
 def test_what_the_driver_writes_goes_to_the_servers() -> None:
     with servers(2) as made:
         one, two = made.worker(lambda: make("momentum")), made.worker(lambda: make("momentum"))
