@@ -162,6 +162,16 @@ def test_every_step_is_sent_once_and_in_order(events: list[str]) -> None:
     assert all(len(message) <= 5 for message in replicas.messages)
 
 
+def test_what_is_given_up_was_sent_since_replicas_must_have_what_it_brings(
+    steps: DispatchedSteps, replicas: Replicas
+) -> None:
+    for step in range(4):
+        steps.dispatch(planned(step))
+    steps.give_up()
+    assert replicas.messages == [[0], [1], [2, 3]]
+    assert steps.num_under_way == 0
+
+
 def test_who_keeps_a_result_does_not_keep_what_the_step_was_given(steps: DispatchedSteps) -> None:
     class Batch(PerReplica):
         def part_on(self, rank: int, *, padding: bool = False) -> Part:

@@ -168,6 +168,29 @@ def following(headers: StepHeaders, **options: Any) -> StepHeader:
     )
 
 
+@pytest.mark.parametrize(
+    ("rows", "padding", "expected"),
+    [
+        ((2, 0), True, [False, True]),
+        ((2, 0), False, [False, False]),
+        ((0, 0), True, [False, False]),  # nobody has rows to lend
+        (None, True, [False, False]),
+    ],
+)
+def test_replicas_without_rows_are_padded(rows: tuple[int, ...] | None, padding: bool, expected: list[bool]) -> None:
+    header = StepHeader(0, 0, StepPayload(), rows=rows, padding=padding)
+    assert [header.is_padded(rank) for rank in range(2)] == expected
+
+
+def test_steps_that_only_pass_gradients_on_need_no_count_of_them() -> None:
+    headers = StepHeaders()
+    following(headers)
+    assert not headers.looked
+    following(headers, on_nonfinite="skip")
+    following(headers)
+    assert headers.looked
+
+
 def test_steps_are_numbered_and_say_how_they_are_run() -> None:
     torch.manual_seed(11)
     headers = StepHeaders()

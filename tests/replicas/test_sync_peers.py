@@ -121,6 +121,33 @@ def test_after_an_error_others_rows_have_left_no_trace() -> None:
     assert on_replicas(2, body) == [(0.0, [{3: 0}]), (11.0, [])]
 
 
+def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> None:
+    """Zero rows weigh nothing under MEAN alone: what was worked out for one run is not the other's."""
+
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        for op in (ReduceOp.MEAN, ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.MEAN):
+            with peers.run((2, 0), op, padding=False):
+                pass
+        return [empty for _, empty in reducer.opened]
+
+    assert on_replicas(2, body) == [[False] * 4, [True, True, False, True]]
+
+
+def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((3, 1), ReduceOp.MEAN, padding=True):
+            peers.next_batch((5, 5))  # an argument comes first
+            argument = peers.num_rows_seen
+        with peers.run(None, ReduceOp.MEAN, padding=True):
+            none = peers.num_rows_seen
+        with peers.run(None, ReduceOp.MEAN, padding=True):
+            for rows in [(2, 2), (1, 0)]:
+                peers.next_batch(rows)
+        return argument, none, peers.num_rows_seen
+
+    assert on_replicas(2, body) == [(3, None, 3), (1, None, 2)]
+
+
 def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_them() -> None:
     def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> list[float]:
         mirror.buffer.zero_()
