@@ -39,7 +39,7 @@ from tests.parameter_servers.local_server import LocalConnection
 
 
 class ServersHere:
-    """What a `PsServers` needs of `ServerActors`."""
+    """The part of `ServerActors` that `PsServers` uses."""
 
     def __init__(self, num_servers: int, consistency: Consistency, memory: int | None = None) -> None:
         self.names = [f"parameter server {number}" for number in range(num_servers)]
@@ -114,7 +114,7 @@ def local_strategy(
     timeouts: Timeouts = TIMEOUTS,
     memory: int | None = None,
 ) -> Iterator[LocalStrategy]:
-    """Such a strategy, started."""
+    """Start a strategy without Ray; stop it afterwards."""
     port = ThreadPort(num_workers)
     setups = [
         ReplicaSetup("here", worker, 1, "cpu", ("CPU:0",), torch.get_num_threads(), 10.0, 1 << 20, worker=worker)

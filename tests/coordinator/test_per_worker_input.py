@@ -1,4 +1,4 @@
-"""What each worker gets of a dataset, without pipelines: those are in `tests/strategies/test_parameter_server.py`."""
+"""The dataset of each worker, without pipelines: those are in `tests/strategies/test_parameter_server.py`."""
 
 from __future__ import annotations
 

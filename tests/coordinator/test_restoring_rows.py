@@ -45,7 +45,7 @@ class Run:
         return rows_of(self.bag, EVERYTHING)
 
     def tables(self) -> list[RowTable]:
-        """What each server has."""
+        """Return the table of each server."""
         (tables,) = zip(*(server._state.tables.values() for server in self.here.servers), strict=True)
         return [table for table in tables if isinstance(table, RowTable)]
 

@@ -109,7 +109,7 @@ def gradients(rows: list[int]) -> torch.Tensor:
 
 
 def torch_step(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer, rows: list[int], g: torch.Tensor) -> None:
-    """What nn.Embedding(sparse=True) hands to an optimizer."""
+    """Step as nn.Embedding(sparse=True) makes an optimizer step."""
     with torch.sparse.check_sparse_tensor_invariants():
         weight.grad = torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.int64), g, weight.shape)
         optimizer.step()

@@ -1,4 +1,4 @@
-"""What a GPU would do is done by fakes of torch.cuda: no GPU is asked here."""
+"""Copies of variables on a worker. Fakes of torch.cuda replace the GPU."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_the_same_nan_everywhere_is_no_difference() -> None:
 
 
 def carried_for(monkeypatch: pytest.MonkeyPatch, *objects: Any) -> list[list[str]]:
-    """What each rank has carried for a comparison of these."""
+    """Return the collectives of each rank for a comparison of these objects."""
     carried: list[list[str]] = [[], [], []]
 
     def count(name: str) -> None:
@@ -207,7 +207,7 @@ def test_buffers_of_own_rows_are_a_warning_once(caplog: pytest.LogCaptureFixture
 def agreed(
     write: Callable[[torch.Tensor, int], Any], how: str, value: Any, present: tuple[bool, ...] = (True, True)
 ) -> list[Any]:
-    """What each replica holds after `write(buffer, rank)`."""
+    """Return the buffer of each replica after `write(buffer, rank)`."""
 
     def main(group: LocalGroup) -> Any:
         buffer = torch.tensor(value)

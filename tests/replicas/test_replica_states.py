@@ -34,7 +34,7 @@ def itself(value: Any) -> Any:
 
 
 def given_alike(replica: MirrorReplica, objects: Mapping[str, Any]) -> None:
-    """What a replica does behind a restore."""
+    """Do what a replica does after a restore."""
     replica.given_alike(objects.values())
 
 
@@ -118,7 +118,7 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 @pytest.fixture
 def read_by_driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the driver's thread reads of files with tensors."""
+    """Note the reads of files with tensors by the driver's thread."""
     found: list[str] = []
     original = read_tensors._FileReader._some
 

@@ -24,7 +24,7 @@ from raydist.replicas.results import ResultLeaf, ReturnedStructures, StepResult,
 
 @dataclass
 class Outcome:
-    """How a step on some replicas ended; None for one that may not be waited for."""
+    """The outcome of a step on some replicas; None for a step that nobody may wait for."""
 
     found: Sequence[StepResult] | None
     num_replicas: int = 2

@@ -34,7 +34,7 @@ class Alone:
         return self.joined[-1]
 
     def works(self) -> bool:
-        """Whether every group of the latest generation can still be used."""
+        """Return True if every group of the latest generation can still be used."""
         try:
             for group in self.joined:
                 if group.membership.generation == self.joined[-1].membership.generation:

@@ -142,7 +142,7 @@ def test_an_object_that_holds_several_steps_travels_once() -> None:
 
 
 def test_every_part_is_asked_for_where_one_is_enough_to_know() -> None:
-    """What is asked for is sent or waited for: not later, when its turn would be that of the step that uses it."""
+    """Asking for a part sends or awaits it: before the step that uses it is sent."""
     asked: list[str] = []
 
     class Asked(PlacedPart):

@@ -23,7 +23,7 @@ Make = Callable[[], Sequence[Any]]
 
 
 class Held:
-    """What rules see of a worker's objects: as `VariablesView` does."""
+    """A `VariablesView` of a worker's objects."""
 
     def __init__(self) -> None:
         self.table = ReplicaTable()

@@ -110,7 +110,7 @@ def fails(model: Any, optimizer: Any) -> None:
 
 
 def told(steps: Sequence[Step], run: Callable[[Step], Any], objects: Sequence[Any]) -> list[list[torch.Tensor]]:
-    """What is seen, and the parameters after each step."""
+    """Return the states that the steps noted, and the parameters after each step."""
     seen.clear()
     for step in steps:
         run(step)
