@@ -19,13 +19,13 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.metrics import Counter, Gauge
-from ray.util.placement_group import PlacementGroup
 
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservations import bundle_options
 from raydist.actors.supervision import RemoteFailure, kill_actors, title_of_this_actor, wait_for_all
 from raydist.actors.version_check import Software, installed_software, require_same_software
 from raydist.cluster.ray_session import RaySession
+from raydist.cluster.reservation import Reservation
 from raydist.collectives.tensors import flat_bytes
 from raydist.parameter_servers.connection import (
     PendingAnswer,
@@ -286,7 +286,7 @@ class ServerActors:
     """The server actors of one strategy. The constructor starts their processes; the actors are not detached.
 
     Args:
-        group: The placement group, which the caller still owns; its first bundles are those of the servers.
+        reservation: The reserved bundles, which the caller still owns; its first bundles are those of the servers.
         nodes: Name of each server's node, for messages; empty if unknown.
         name: Name of the strategy.
         resources: Resources that each server takes from its bundle: "CPU", "GPU", "memory" in bytes, and others.
@@ -296,7 +296,7 @@ class ServerActors:
 
     def __init__(
         self,
-        group: PlacementGroup,
+        reservation: Reservation,
         nodes: Sequence[str],
         *,
         name: str,
@@ -309,7 +309,7 @@ class ServerActors:
         self.names = tuple(
             f"parameter server {number} of {name}{node and f' on {node}'}" for number, node in enumerate(nodes)
         )
-        launch = functools.partial(_launch, group, resources, threads=num_workers + _SPARE_THREADS)
+        launch = functools.partial(_launch, reservation, resources, threads=num_workers + _SPARE_THREADS)
         self._handles = [launch(number, f"{name}-server-{number}") for number in range(len(nodes))]
         self._connections = tuple(
             RayConnection(handle, title, limit_s) for handle, title in zip(self._handles, self.names, strict=True)
@@ -359,6 +359,6 @@ class ServerActors:
             kill_actors(handles)
 
 
-def _launch(group: PlacementGroup, wanted: Mapping[str, float], bundle: int, name: str, *, threads: int) -> Any:
+def _launch(reservation: Reservation, wanted: Mapping[str, float], bundle: int, name: str, *, threads: int) -> Any:
     actor_class = ray.remote(concurrency_groups={"asks": threads})(ServerHost)  # type: ignore[call-overload]  # an option Ray leaves out
-    return actor_class.options(**bundle_options(group, bundle, wanted, name)).remote()
+    return actor_class.options(**bundle_options(reservation, bundle, wanted, name)).remote()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, final
 
 import ray
-from ray.util.placement_group import PlacementGroup
 
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservations import bundle_options, guard_reservation
@@ -29,6 +28,7 @@ from raydist.actors.version_check import Software, installed_software
 from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.cluster.nodes import release
 from raydist.cluster.ray_session import RaySession
+from raydist.cluster.reservation import Reservation
 from raydist.core.errors import FailedPreconditionError
 
 _LOG_LEVEL = "RAYDIST_LOG_LEVEL"
@@ -98,7 +98,7 @@ class ReplicaActors:
     The actors are not detached: they die with the driver, and with the placement group.
 
     Args:
-        group: The placement group of the replicas.
+        reservation: The bundles of the replicas.
         slots: The bundle, resources and environment of each actor.
         name: Name of the strategy.
         per_process: Number of consecutive replicas in each actor.
@@ -107,18 +107,18 @@ class ReplicaActors:
 
     def __init__(
         self,
-        group: PlacementGroup,
+        reservation: Reservation,
         slots: Sequence[ReplicaSlot],
         *,
         name: str,
         per_process: int = 1,
         kind: str = "replica",
     ) -> None:
-        self._group = group
+        self._reservation = reservation
         self._session = RaySession()
         self._name = name
         self._slots = tuple(slots)
-        self._guard = guard_reservation(group)
+        self._guard = guard_reservation(reservation)
         self._per_process = per_process
         self._handles = [self._launch(slot, f"{name}-{kind}-{n * per_process}") for n, slot in enumerate(self._slots)]
         everyone = [slot for slot in slots for _ in range(per_process)]
@@ -130,7 +130,7 @@ class ReplicaActors:
         places = range(self._per_process if self._per_process > 1 else 0)  # one replica alone has the main thread
         threads = {"control": 1, **{_thread_of(place): 1 for place in places}}
         decorate = ray.remote(concurrency_groups=threads)  # type: ignore[call-overload]  # an option Ray leaves out
-        options = bundle_options(self._group, slot.bundle, slot.resources, name)
+        options = bundle_options(self._reservation, slot.bundle, slot.resources, name)
         return decorate(ReplicaHost).options(**options).remote(dict(slot.env))
 
     @property
@@ -217,7 +217,7 @@ class ReplicaActors:
         handles, self._handles = self._handles, []
         if self.reachable:
             kill_actors(handles)
-            release(self._group)
+            release(self._reservation)
             kill_actors([] if self._guard is None else [self._guard])
 
 

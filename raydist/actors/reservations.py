@@ -14,6 +14,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydist.actors.supervision import kill_actors
+from raydist.cluster.reservation import Reservation
 from raydist.compat.ray_internals import global_worker, living_workers
 
 _NAMED = ("CPU", "GPU", "memory")  # resources that have their own names in Ray's options
@@ -29,13 +30,13 @@ def resource_options(wanted: Mapping[str, float]) -> dict[str, Any]:
     return {"num_cpus": wanted.get("CPU", 0), "num_gpus": wanted.get("GPU", 0), "resources": others}
 
 
-def bundle_options(group: PlacementGroup, bundle: int, wanted: Mapping[str, float], name: str) -> dict[str, Any]:
-    """Return the options of an actor in a bundle with these resources. Ray never restarts the actor."""
+def bundle_options(reservation: Reservation, bundle: int, wanted: Mapping[str, float], name: str) -> dict[str, Any]:
+    """Return the options of an actor in a reserved bundle with these resources. Ray never restarts the actor."""
     return {
         "name": name,
         **resource_options(wanted),
         "memory": wanted.get("memory", 0),
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(reservation.group, reservation.bundles[bundle]),
         "max_restarts": 0,
         "max_task_retries": 0,
     }
@@ -44,16 +45,18 @@ def bundle_options(group: PlacementGroup, bundle: int, wanted: Mapping[str, floa
 _LOOK_S = 2.0  # between two checks: a strategy is gone 10 s after its creator
 
 
-def guard_reservation(group: PlacementGroup) -> Any:
-    """Start an actor that outlives this process and guards `group`; return None in a driver.
+def guard_reservation(reservation: Reservation) -> Any:
+    """Start an actor that outlives this process and guards the reservation; return None where none is needed.
+
+    A driver needs none, because Ray removes its placement groups, and neither does a captured group.
 
     The caller kills the actor when it releases the reservation.
     """
-    if global_worker().mode != ray.WORKER_MODE:
+    if global_worker().mode != ray.WORKER_MODE or reservation.is_captured:
         return None
     owner = ray.get_runtime_context().get_worker_id()
     options = {"name": f"raydist-guard-{uuid.uuid4().hex}", "lifetime": "detached", "num_cpus": 0, "max_restarts": 0}
-    return ray.remote(ReservationGuard).options(**options).remote(owner, group)
+    return ray.remote(ReservationGuard).options(**options).remote(owner, reservation.group)
 
 
 @final

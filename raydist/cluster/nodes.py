@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from raydist.cluster.placement import Request, await_placed, describe_amounts
 from raydist.cluster.ray_session import draining_nodes
+from raydist.cluster.reservation import Reservation, captured_group, reserve_within
 from raydist.cluster.resource_check import why_never
 from raydist.compat.ray_internals import free_resources, init_local, own_node
 from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
@@ -298,8 +299,10 @@ def address_of(host: str) -> str:
 
 def place(
     bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: float, holder: str = "a strategy"
-) -> PlacementGroup:
+) -> Reservation:
     """Reserve one bundle per replica; block until all are placed.
+
+    In an actor or a task whose placement group captures its children, the bundles are those of that group.
 
     A request that does not fit now waits for at most `timeout_s`, because the cluster may have an autoscaler.
     Strategies of this process that the program has dropped release their reservations first.
@@ -322,6 +325,9 @@ def place(
                 f"Each replica and server must take some of a Ray resource, by which it is placed, got {dict(bundle)}. "
                 'Give it a part of a CPU, say: {"CPU": 0.01}.'
             )
+    captured = captured_group()
+    if captured is not None:
+        return reserve_within(captured, bundles, strategy=strategy, timeout_s=timeout_s)
     group: PlacementGroup = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
     request = Request(tuple(bundles), strategy, key=group.id.hex(), what="replicas")
     grows = False if any(_STARTED_HERE in node.resources for node in living_nodes()) else None
@@ -329,9 +335,9 @@ def place(
         if _held and not group.wait(_AT_ONCE_S):
             gc.collect()  # closes strategies in reference cycles
         if await_placed(request, group.wait, timeout_s=timeout_s, grows=grows, require_room=_require_room):
-            hosts = hosts_of(group)
-            _held[group.id.hex()] = _Held(holder, tuple(zip(hosts, bundles, strict=True)))
-            return group
+            reservation = Reservation.of_group(group)
+            _held[group.id.hex()] = _Held(holder, tuple(zip(reservation.hosts, bundles, strict=True)))
+            return reservation
         raise DeadlineExceededError(
             f"The cluster could not place {len(bundles)} replicas within {timeout_s:g} s. Asked: {request}. There is: "
             f"{_describe_nodes()}. {_describe_held()}Use fewer replicas, give each less (resources_per_replica), add "
@@ -388,12 +394,6 @@ def _describe_held() -> str:
     return f"{'; '.join(held)}. " if held else ""
 
 
-def hosts_of(group: PlacementGroup) -> tuple[str, ...]:
-    """Return the node id of each bundle of a placed group, in bundle order."""
-    nodes = placement_group_table(group)["bundles_to_node_id"]
-    return tuple(nodes[index] for index in range(len(nodes)))
-
-
 def address_for(hosts: Sequence[str], address: str) -> str:
     """Return this process's address for the nodes `hosts`: not loopback if nodes were added since it was chosen."""
     here = ray.get_runtime_context().get_node_id()
@@ -403,12 +403,14 @@ def address_for(hosts: Sequence[str], address: str) -> str:
     return address
 
 
-def release(group: PlacementGroup) -> None:
-    """Remove the reservation; Ray kills every actor in it."""
-    _held.pop(group.id.hex(), None)
+def release(reservation: Reservation) -> None:
+    """Remove the reservation; Ray kills every actor in it. A captured group stays: its maker removes it."""
+    if reservation.is_captured:
+        return
+    _held.pop(reservation.group.id.hex(), None)
     if ray.is_initialized():
         with contextlib.suppress(Exception):  # the group may belong to a Ray that was shut down
-            remove_placement_group(group)
+            remove_placement_group(reservation.group)
 
 
 def _describe_nodes() -> str:

@@ -12,7 +12,8 @@ from raydist.actors.replica import ReplicaActors, ReplicaSlot, console_settings
 from raydist.actors.worker_actors import WorkerActors
 from raydist.checkpoints.ps_reader import ServerReader
 from raydist.checkpoints.ps_save import ServerWriter
-from raydist.cluster.nodes import Cluster, Node, hosts_of, living_nodes, place, release
+from raydist.cluster.nodes import Cluster, Node, living_nodes, place, release
+from raydist.cluster.reservation import Reservation
 from raydist.context.cluster_resolver import ClusterResolver, host_of
 from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.ps_servers import PsServers
@@ -261,8 +262,8 @@ def launch_ps(plan: PsPlan, timeouts: Timeouts, holder: str) -> Launched:
         raise
 
 
-def _start_actors(plan: PsPlan, reservation: Any, timeouts: Timeouts) -> Launched:
-    hosts = hosts_of(reservation)
+def _start_actors(plan: PsPlan, reservation: Reservation, timeouts: Timeouts) -> Launched:
+    hosts = reservation.hosts
     nodes = {node.node_id: node for node in living_nodes()}
     setups = settle(plan.setups, hosts[plan.num_ps :], nodes)
     name = setups[0].name

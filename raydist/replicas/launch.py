@@ -6,12 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 
 from raydist.actors.replica import ReplicaActors, ReplicaSlot, console_settings
-from raydist.cluster.nodes import Cluster, Node, address_for, hosts_of, living_nodes, place, release
+from raydist.cluster.nodes import Cluster, Node, address_for, living_nodes, place, release
+from raydist.cluster.reservation import Reservation
 from raydist.collectives.opening import backends_for, open_communicator
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
@@ -174,7 +175,9 @@ def launch(plan: LaunchPlan, timeouts: Timeouts, holder: str) -> ReplicaGroup:
     if plan.tpu_slice is None:
         reservation = place(plan.bundles, strategy=plan.placement, timeout_s=timeouts.start_s, holder=holder)
     else:
-        reservation = place_slice(plan.tpu_slice, name=plan.setups[0].name, timeout_s=timeouts.start_s)
+        reservation = Reservation.of_group(
+            place_slice(plan.tpu_slice, name=plan.setups[0].name, timeout_s=timeouts.start_s)
+        )
     try:
         return _start_actors(plan, reservation, timeouts)
     except BaseException:
@@ -182,10 +185,9 @@ def launch(plan: LaunchPlan, timeouts: Timeouts, holder: str) -> ReplicaGroup:
         raise
 
 
-def _start_actors(plan: LaunchPlan, reservation: Any, timeouts: Timeouts) -> ReplicaGroup:
+def _start_actors(plan: LaunchPlan, reservation: Reservation, timeouts: Timeouts) -> ReplicaGroup:
     """Start one actor for each process, in the reserved bundles."""
-    placed = hosts_of(reservation)
-    hosts = tuple(placed[plan.bundle_of(setup)] for setup in plan.setups)
+    hosts = tuple(reservation.hosts[plan.bundle_of(setup)] for setup in plan.setups)
     setups = settle(plan.setups, hosts, {node.node_id: node for node in living_nodes()})
     slots = [
         ReplicaSlot(

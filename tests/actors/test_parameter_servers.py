@@ -43,14 +43,14 @@ def actors(ray_cluster: None) -> Iterator[ServerActors]:
 
 @contextmanager
 def some_actors(count: int, name: str) -> Iterator[ServerActors]:
-    group = place([{"CPU": 0.01}] * count, strategy="PACK", timeout_s=START_S)
-    made = ServerActors(group, ["here"] * count, name=name, resources={"CPU": 0.01}, num_workers=4, limit_s=20.0)
+    reservation = place([{"CPU": 0.01}] * count, strategy="PACK", timeout_s=START_S)
+    made = ServerActors(reservation, ["here"] * count, name=name, resources={"CPU": 0.01}, num_workers=4, limit_s=20.0)
     try:
         yield made
     finally:
         made.kill()
         made.kill()
-        release(group)
+        release(reservation)
 
 
 class TestRayConnection(ServerConnectionContract):

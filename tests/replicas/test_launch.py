@@ -53,11 +53,11 @@ def test_cores_are_those_of_the_node_that_a_replica_got() -> None:
 def test_a_reservation_whose_node_is_lost_meanwhile_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     released: list[Any] = []
 
-    def lost(reservation: Any) -> Any:
+    def lost(*_: Any) -> Any:
         raise KeyError(0)
 
     monkeypatch.setattr("raydist.replicas.launch.place", lambda bundles, **how: "reservation")
-    monkeypatch.setattr("raydist.replicas.launch.hosts_of", lost)
+    monkeypatch.setattr("raydist.replicas.launch._start_actors", lost)
     monkeypatch.setattr("raydist.replicas.launch.release", released.append)
     with pytest.raises(KeyError):
         launch(plan(2), Timeouts(), "a strategy")
