@@ -59,7 +59,7 @@ class LoopbackFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, str]:
         login, _, address = urlsplit(path).netloc.rpartition("@")
-        return {"address": address, "login": login}
+        return {"address": address, "login": login} if login else {"address": address}
 
     def _ask(self, method: str, path: str, *, query: str = "", body: bytes = b"", **headers: str) -> bytes:
         """One request.

@@ -107,3 +107,14 @@ def test_datasets_are_saved_there(store: ObjectStore) -> None:
     rd.Dataset.range(100).save(store.uri("bucket/numbers"))
     store.faults.failure_rate, store.faults.kinds = 0.3, ("drop", "cut", 503)
     assert [int(x) for x in rd.Dataset.load(store.uri("bucket/numbers"))] == list(range(100))
+
+
+def test_credentials_come_from_the_settings_of_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    with serve_objects(login="user:secret") as store:
+        uri = f"loopback://{store.address}/bucket/numbers"  # without the login
+        with pytest.raises(rd.FailedPreconditionError, match="Give this node credentials"):
+            rd.Dataset.range(3).save(uri)
+        monkeypatch.setitem(fsspec.config.conf, "loopback", {"login": store.login})
+        rd.Dataset.range(3).save(uri)
+        assert [int(x) for x in rd.Dataset.load(uri)] == [0, 1, 2]

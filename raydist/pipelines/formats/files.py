@@ -159,14 +159,24 @@ def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
         raise not_plain(path, "a directory") from error
     except Exception as error:
         if isinstance(error, PermissionError) or http_status(error) in _DENIED:
-            raise FailedPreconditionError(
-                f"The file must be accessible, but permission is denied for {path!r} (user {os.geteuid()}). "
-                "Change its mode or owner, or run as another user."
-            ) from error
+            raise _denied(path) from error
         if is_network_error(error):
             raise _of_server(path, error) from error
         error.add_note(f"while accessing {path!r}" + ("" if offset is None else f" at byte {offset}"))
         raise
+
+
+def _denied(path: str) -> FailedPreconditionError:
+    scheme, is_remote, _ = path.partition("://")
+    if is_remote and scheme != "file":
+        return FailedPreconditionError(
+            f"The file must be accessible, but permission is denied for {path!r}. Give this node credentials, where "
+            f'the fsspec package of {scheme!r} looks for them or as fsspec.config.conf["{scheme}"].'
+        )
+    return FailedPreconditionError(
+        f"The file must be accessible, but permission is denied for {path!r} (user {os.geteuid()}). Change its mode or "
+        "owner, or run as another user."
+    )
 
 
 def _of_server(path: str, error: Exception) -> FailedPreconditionError:
