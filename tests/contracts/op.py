@@ -1,4 +1,4 @@
-"""What every operation must do, whatever it is: `check_op(lambda: dataset)`."""
+"""The contract of all operations: `check_op(lambda: dataset)`."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def collect(iterator: Iterator[Any], limit: int = 1 << 30) -> list[Any]:
 
 
 def is_error(item: Any) -> bool:
-    """Whether an item of `collect` stands for an error."""
+    """Return True if an item of `collect` is an error."""
     return isinstance(item, tuple) and isinstance(item[0], str) and item[0].endswith("Error")
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two lists of elements agree in structure, order of keys, dtype, shape and value."""
+    """Return True if two lists of elements agree in structure, order of keys, dtype, shape and value."""
     mine, structure = flatten(tuple(first))
     theirs, other = flatten(tuple(second))
     if structure != other or structure.places() != other.places():

@@ -34,7 +34,7 @@ class FileServer:
         self.address = ""
 
     def url(self, name: str) -> str:
-        """Where a file is."""
+        """The address of a file."""
         return f"{self.address}/{name}"
 
 

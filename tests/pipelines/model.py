@@ -1,4 +1,4 @@
-"""What pipelines mean, written with plain lists: the measure for the engine."""
+"""The operations of pipelines on plain lists, for comparison with the engine."""
 
 from __future__ import annotations
 
@@ -8,28 +8,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.dataset import Dataset
-
-__all__ = [
-    "Bad",
-    "Step",
-    "batched",
-    "concatenated",
-    "enumerated",
-    "filtered",
-    "interleaved",
-    "made_unique",
-    "mapped",
-    "rebatched",
-    "recorder",
-    "repeated",
-    "sharded",
-    "skipped",
-    "summed",
-    "taken",
-    "taken_while",
-    "windowed",
-    "without_errors",
-]
 
 
 @final

@@ -61,7 +61,7 @@ class Pipeline:
     input: Pipeline | None = None
 
     def build(self, *, shared: bool = True) -> Dataset:
-        """The dataset, made anew. What stands at several places is made once, or (as by its repr) at each of them."""
+        """Return a new dataset. A pipeline at several places is built once if `shared`, else at each place."""
         return self._build({} if shared else None)
 
     def _build(self, built: dict[int, Dataset] | None) -> Dataset:
@@ -232,7 +232,7 @@ def _window(draw: Draw, ds: Pipeline) -> Pipeline:
 
 
 def _taken_apart(draw: Draw, ds: Pipeline) -> Pipeline:
-    """What datasets within the elements hold."""
+    """The elements of datasets within the elements."""
     way = draw(st.sampled_from(["flat_map", "interleave", "map", "map"]))
     if way == "flat_map":
         return ds.then("flat_map", fn.itself, kind=NUMBER)
@@ -242,7 +242,7 @@ def _taken_apart(draw: Draw, ds: Pipeline) -> Pipeline:
 
 
 def _with_nothing(draw: Draw, ds: Pipeline) -> Pipeline:
-    """A branch that is empty, which is found out by reading it."""
+    """An empty branch; only reading it tells that it is empty."""
     nothing = Pipeline("range", (draw(st.integers(0, 3)),), {}, NUMBER).then("filter", fn.never).then("map", fn.double)
     way = draw(st.sampled_from(["before", "behind", "sampled"]))
     if way == "sampled":

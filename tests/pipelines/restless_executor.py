@@ -1,4 +1,4 @@
-"""An executor that changes its mind all the time: whatever an autotuner may do between two blocks, it does."""
+"""An executor that makes every change that an autotuner may make between two blocks."""
 
 from __future__ import annotations
 

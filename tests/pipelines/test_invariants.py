@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydist.pipelines.engine import compaction
+from raydist.dataset import Dataset
+from raydist.pipelines.engine import shuffle_buffer
 from raydist.pipelines.engine.threads import ThreadExecutor
-from tests.contracts.op import MakeExecutor, collect, iterate, same
-from tests.pipelines.random_pipelines import Pipeline, pipelines
+from tests.contracts.op import MakeExecutor, collect, is_error, iterate, same
+from tests.pipelines import model, random_pipelines
+from tests.pipelines.model import Bad, Step
+from tests.pipelines.random_pipelines import Pipeline, evaluate, pipelines
 from tests.pipelines.storing_executor import StoringExecutor
 
 LIMIT = 60
 CASES = settings(max_examples=300)
 MOST_STATE_BYTES = 10_000
-
 num_threads = st.integers(1, 4)
 
 
@@ -27,7 +32,7 @@ num_threads = st.integers(1, 4)
 def copies_of_few_rows() -> Iterator[None]:
     """Shuffles copy rows of blocks as soon as less than half of the rows are in use."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction, "_SPARE_BYTES", 0)
+        patch.setattr(shuffle_buffer, "_SPARE_BYTES", 0)
         yield
 
 
@@ -103,7 +108,7 @@ def test_an_iterator_resumes_after_any_element(
 @settings(max_examples=200)
 @given(pipeline=pipelines(), data=st.data())
 def test_breaks_upon_breaks_change_nothing(pipeline: Pipeline, data: st.DataObject) -> None:
-    """Saved, loaded, read a little, saved again: as a job does that is stopped again and again."""
+    """A job that is stopped again and again saves, loads, and reads a little."""
     expected = elements_of(pipeline)
     got: list[Any] = []
     state: dict[str, Any] | None = None
@@ -115,3 +120,72 @@ def test_breaks_upon_breaks_change_nothing(pipeline: Pipeline, data: st.DataObje
         state = iterator.state_dict()
         iterator.close()
     assert same(got, expected)
+
+
+NOT_DRAWN = {
+    **dict.fromkeys(
+        ("from_csv", "from_json", "from_numpy", "from_parquet", "from_tar", "list_files", "load"), "reads files"
+    ),
+    "from_ray": "needs Ray",
+    "snapshot": "keeps files, as the cache in a file that is drawn",
+    "ragged_batch": "lists of arrays, which the steps do not take: tests/pipelines/ops/test_grouped.py draws them",
+    "apply": "a call of the function, no operation",
+}
+
+
+@given(pipelines())
+def test_its_repr_is_its_code(pipeline: Pipeline) -> None:
+    written = iterate(evaluate(repr(pipeline)))
+    assert same(collect(written, LIMIT), collect(iterate(pipeline.build(shared=False)), LIMIT))
+    written.close()
+
+
+def test_every_method_that_gives_a_dataset_is_drawn() -> None:
+    source = Path(random_pipelines.__file__).read_text()
+    methods = [name for name in dir(Dataset) if not name.startswith("_") and _gives_a_dataset(getattr(Dataset, name))]
+    missing = [name for name in methods if f'"{name}"' not in source and name not in NOT_DRAWN]
+    assert missing == [], "add a line for each of them to SOURCES or STEPS in tests/pipelines/random_pipelines.py"
+
+
+def _gives_a_dataset(method: object) -> bool:
+    return callable(method) and inspect.signature(method).return_annotation in ("Self", "Dataset")
+
+
+def some_divide(x: Any) -> Any:
+    if x % 5 == 3:
+        raise ZeroDivisionError("bad element")
+    return x + 1
+
+
+LIST_STEPS = st.one_of(
+    st.just(model.mapped(lambda x: x * 2)),
+    st.just(model.mapped(some_divide)),
+    st.just(model.filtered(lambda x: x % 3 != 0)),
+    st.builds(model.batched, st.integers(1, 5), st.booleans()),
+    st.builds(model.taken, st.integers(-1, 12)),
+    st.builds(model.skipped, st.integers(-1, 6)),
+    st.builds(model.repeated, st.integers(0, 3)),
+    st.builds(model.concatenated, st.integers(0, 6)),
+    st.builds(model.enumerated, st.integers(0, 3)),
+    st.just(model.taken_while(lambda x: x % 7 != 6)),
+    st.integers(1, 4).flatmap(lambda count: st.builds(model.sharded, st.just(count), st.integers(0, count - 1))),
+    st.builds(model.interleaved, st.integers(1, 4), st.integers(1, 3)),
+    st.builds(model.windowed, st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.booleans()),
+    st.just(model.summed()),
+    st.just(model.made_unique()),
+    st.just(model.without_errors()),
+    st.builds(model.rebatched, st.integers(1, 4), st.tuples(st.integers(1, 3), st.integers(0, 2))),
+    st.just(Step("cache", lambda ds: ds.cache(), lambda items: items)),
+    st.just(Step("prefetch", lambda ds: ds.prefetch(2), lambda items: items)),
+)
+
+
+def apply_all(dataset: Dataset, steps: list[Step]) -> Dataset:
+    return reduce(lambda ds, step: step.on_dataset(ds), steps, dataset)
+
+
+@given(size=st.integers(0, 20), steps=st.lists(LIST_STEPS, max_size=5))
+def test_elements_are_those_of_the_list_model(size: int, steps: list[Step]) -> None:
+    expected = reduce(lambda items, step: step.on_list(items), steps, list[Any](range(size)))
+    got = collect(iterate(apply_all(Dataset.range(size), steps)))
+    assert [Bad() if is_error(item) else int(item) for item in got] == expected

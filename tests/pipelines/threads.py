@@ -46,6 +46,6 @@ OF_STRATEGIES = ("raydist-dispatch", "raydist-keeps-ray")
 
 
 def pipeline_threads() -> list[threading.Thread]:
-    """Threads of pipelines that run now. Those of strategies, which a session's fixtures keep, are not among them."""
+    """Threads of pipelines that run now. Threads of the strategies that fixtures keep are left out."""
     ours = [thread for thread in threading.enumerate() if thread.name.startswith("raydist-")]
     return [thread for thread in ours if thread.name not in OF_STRATEGIES]

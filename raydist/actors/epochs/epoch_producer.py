@@ -23,9 +23,9 @@ from raydist.core.nest import flatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.columns import Column, RemoteColumn, concat_columns
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.compaction import CopyRows
 from raydist.pipelines.engine.executor import Pending
 from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.engine.shuffle_buffer import CopyRows
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.steps import StepSource
 
@@ -89,7 +89,7 @@ class Assembly:
             made = [_copied(work) for work in underway]
             found = list(columns)
             for index, place in enumerate(places):
-                found[place] = concat_columns([block.columns[index] for block in made], np.concatenate)[order]
+                found[place] = concat_columns([block.columns[index] for block in made])[order]
             return found
 
         return finish

@@ -22,8 +22,7 @@ from raydist.core.errors import DeadlineExceededError, RaydistError, Unavailable
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.executor import Executor
-from raydist.pipelines.engine.kernel import StageSpec
-from raydist.pipelines.engine.stages.row_results import join_results
+from raydist.pipelines.engine.kernel import StageSpec, join_results
 
 if TYPE_CHECKING:
     from raydist.actors.workers.handle import FailedStarts, WorkerHandle

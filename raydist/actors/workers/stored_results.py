@@ -66,7 +66,7 @@ def _without_large_columns(blocks: Sequence[Block], stored: list[PackedResultCol
 
 
 def _joined(parts: Sequence[Column]) -> Column:
-    return parts[0] if len(parts) == 1 else concat_columns(parts, np.concatenate)
+    return parts[0] if len(parts) == 1 else concat_columns(parts)
 
 
 def _place_of(parts: Sequence[Column], num_rows: int, index: int) -> ColumnPlace | None:

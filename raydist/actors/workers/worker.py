@@ -24,8 +24,7 @@ from raydist.core.errors import FailedPreconditionError, RaydistError
 from raydist.core.exception_utils import LEAVING
 from raydist.core.fork_guard import end_forked_child
 from raydist.pipelines.elements.items import ElementError, StageResult
-from raydist.pipelines.engine.kernel import StageSpec, run_stage
-from raydist.pipelines.engine.stages.row_results import join_results
+from raydist.pipelines.engine.kernel import StageSpec, join_results, run_stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -54,13 +54,7 @@ class TunedPart(ABC):
 
     @abstractmethod
     def apply(self, wanted: int, *, row_s: float = 0.0, block_bytes: float = 0.0) -> None:
-        """Use `wanted` threads from the next block on, as far as the budgets allow: `threads` has the result.
-
-        Args:
-            wanted: Number of threads.
-            row_s: Seconds per row.
-            block_bytes: Bytes of a block.
-        """
+        """Use `wanted` threads from the next block on, as far as the budgets allow: `threads` has the result."""
 
     @abstractmethod
     def end(self) -> None:
@@ -74,13 +68,7 @@ class TunedPart(ABC):
 
 @final
 class TunedStage(TunedPart, Executor):
-    """The executor of a stage.
-
-    Args:
-        meter: Meter of the stage.
-        budgets: Budgets for threads and memory.
-        look: Called before each block, to decide if it is time.
-    """
+    """The executor of a stage."""
 
     def __init__(self, meter: Meter, budgets: Budgets, look: Callable[[TunedPart], None]) -> None:
         self.setting = TunedSetting(meter.name)
@@ -147,16 +135,7 @@ class _Counted(Pending):
 
 @final
 class TunedPrefetch(TunedPart, OptionalPrefetch):
-    """A prefetch that starts without a thread.
-
-    Args:
-        meter: Meter of the prefetch.
-        budgets: Budgets for threads and memory.
-        look: Called before each block, to decide if it is time.
-        threads: Number of threads, for as many sources that are read in turn.
-        requested: True if the user asked for the threads: they need no budget.
-        inside: Meter of the work of the threads, for sources without meters.
-    """
+    """A prefetch that starts without a thread."""
 
     def __init__(
         self,

@@ -22,12 +22,7 @@ _AS_IT_IS = Conversion()
 
 @final
 class RowSchema:
-    """A converter of the rows of tables with one schema to blocks.
-
-    Attributes:
-        schema: Schema of the tables.
-        spec: Nest of TensorSpec of one row.
-    """
+    """A converter of the rows of tables with one schema to blocks."""
 
     def __init__(self, schema: pa.Schema, conversion: Conversion = _AS_IT_IS) -> None:
         self.schema = schema

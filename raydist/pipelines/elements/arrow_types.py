@@ -101,12 +101,7 @@ class Spread:
 
 
 class _Made(NamedTuple):
-    """A nest of specs or columns, and the masks of list items, which become siblings of the value.
-
-    Attributes:
-        nest: The nest.
-        masks: Suffixes of names, and the specs or columns of the masks.
-    """
+    """A nest of specs or columns, and the masks of list items, which become siblings of the value."""
 
     nest: Any
     masks: dict[str, Any]
@@ -130,15 +125,7 @@ class ArrowValue(ABC):
 @final
 @dataclass(frozen=True, slots=True)
 class ArrowField:
-    """A column of a table, a field of a struct, or the items of a list.
-
-    Attributes:
-        name: Key in the surrounding dict.
-        path: Place in the schema, for messages.
-        value: Type of the values.
-        nullable: True if the schema allows nulls.
-        masked: True if the user wants masks for this column.
-    """
+    """A column of a table, a field of a struct, or the items of a list."""
 
     name: str
     path: str

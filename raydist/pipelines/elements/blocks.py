@@ -197,8 +197,8 @@ def _copied_column(column: Column) -> Column:
     return object_column([row.copy() if isinstance(row, np.ndarray) else row for row in column])
 
 
-def concat_blocks(blocks: Sequence[Block], memory: RecycledMemory | None = None) -> Block:
-    """Return one block of all elements, in `memory` if given.
+def concat_blocks(blocks: Sequence[Block]) -> Block:
+    """Return one block of all elements.
 
     Raises SpecError, which shows both specs, if blocks differ in structure or dtype.
     """
@@ -209,8 +209,7 @@ def concat_blocks(blocks: Sequence[Block], memory: RecycledMemory | None = None)
     for other in blocks[1:]:
         if other.specs is not specs or other.structure is not first.structure:  # otherwise the specs are equal
             specs = common_specs(first, specs, other)
-    join = np.concatenate if memory is None else memory.concatenate
-    columns = tuple(concat_columns([b.columns[i] for b in blocks], join) for i in range(len(specs)))
+    columns = tuple(concat_columns([b.columns[i] for b in blocks]) for i in range(len(specs)))
     return Block(first.structure, specs, columns, sum(b.num_rows for b in blocks))
 
 

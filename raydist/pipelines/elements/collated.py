@@ -19,12 +19,7 @@ from raydist.pipelines.elements.spec import refused_collated
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class CollatedLeaf(ObjectLeaf):
-    """Elements, and the function that makes a batch from them.
-
-    Attributes:
-        blocks: The elements; neighbouring blocks may differ in structure.
-        collate: Function of a list of elements, with tensors in place of arrays.
-    """
+    """Elements, and the function that makes a batch from them."""
 
     blocks: tuple[Block, ...]
     collate: Callable[[list[Any]], Any]

@@ -121,11 +121,7 @@ def _row_bytes(values: Column) -> int:
 
 @final
 class RowsOfColumn(StoredColumn):
-    """The rows of the rows of a stored column of dense arrays: those of its batches, say.
-
-    Args:
-        base: Column whose rows have at least one dimension and one shape.
-    """
+    """The rows of the rows of a stored column of dense arrays: those of its batches, say."""
 
     def __init__(self, base: StoredColumn) -> None:
         self._base = base
@@ -157,11 +153,7 @@ class RowsOfColumn(StoredColumn):
 
 @final
 class NestedColumn(StoredColumn):
-    """A column of row ids as a stored column, so that batches of different sizes can stand in one column.
-
-    Args:
-        column: Row ids of any number of dimensions.
-    """
+    """A column of row ids as a stored column, so that batches of different sizes can stand in one column."""
 
     def __init__(self, column: RemoteColumn) -> None:
         self.column = column
@@ -435,14 +427,12 @@ def as_remote(column: Column) -> RemoteColumn:
     return column if isinstance(column, RemoteColumn) else RemoteColumn.of(KeptColumn(column))
 
 
-def concat_columns(columns: Sequence[Column], join: Callable[[Sequence[Column]], Column]) -> Column:
-    """Return one column of all rows; `join` concatenates dense arrays of one row shape."""
+def concat_columns(columns: Sequence[Column]) -> Column:
+    """Return one column of all rows."""
     if any(isinstance(column, RemoteColumn) for column in columns):
         return _concat_ids([as_remote(column) for column in columns])
-    first = columns[0]
-    if all(c.dtype != object and c.shape[1:] == first.shape[1:] for c in columns):
-        return join(columns)
-    if all(c.dtype == object and c.shape[1:] == first.shape[1:] for c in columns):
+    is_dense = {column.dtype != object for column in columns}
+    if len(is_dense) == 1 and len({column.shape[1:] for column in columns}) == 1:
         return np.concatenate(columns)
     return object_column([row for column in columns for row in column])
 

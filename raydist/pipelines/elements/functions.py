@@ -94,14 +94,7 @@ def _own_rows(column: Column) -> Any:
 def call_rows(
     fn: Callable[..., Any], block: Block, start: int, key: RandomKey | None = None
 ) -> tuple[list[Any], list[int]]:
-    """Call `fn` on every element, in order. Return the results, with an ElementError for each error, and their rows.
-
-    Args:
-        fn: Function of numpy arrays, numpy scalars, bytes and str; a module of torch receives tensors.
-        block: The elements.
-        start: Index of the first element.
-        key: Random stream, for a function with a keyword-only `rng`.
-    """
+    """Call `fn` on every element, in order. Return the results, with an ElementError for each error, and their rows."""
     return RowCalls(fn, block, start, key).take(block.num_rows)
 
 

@@ -49,11 +49,7 @@ class ObjectLeaf(ABC):
 
 @final
 class TensorList(list[Any]):
-    """A list of the arrays of a `ragged_batch`, for functions of transformations. A returned TensorList stays a list.
-
-    Attributes:
-        spec: Spec of one entry.
-    """
+    """A list of the arrays of a `ragged_batch`, for functions. A TensorList that a function returns stays a list."""
 
     def __init__(self, values: Iterable[Any], spec: TensorSpec) -> None:
         super().__init__(values)
@@ -63,12 +59,7 @@ class TensorList(list[Any]):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ListLeaf(ObjectLeaf):
-    """A list of tensors, one for each element of a batch.
-
-    Attributes:
-        entries: numpy arrays, bytes or str.
-        spec: Spec of one entry that covers all entries.
-    """
+    """A list of tensors, one for each element of a batch."""
 
     entries: Sequence[Any]
     spec: TensorSpec

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -16,30 +16,25 @@ _MOST_IDLE = 4  # arrays: as many blocks are in flight to two workers
 
 @final
 class RecycledMemory:
-    """A pool of memory for arrays, which reuses the memory of arrays that are garbage.
-
-    Memory is freed once the pool is gone or holds enough. Safe for several threads.
+    """A pool of memory for arrays, which reuses the memory of arrays that are garbage. Safe for several threads.
 
     Args:
-        most_idle_bytes: Larger arrays are freed at once: for a pool that lives as long as its process.
+        most_idle_bytes: Larger arrays are freed at once.
     """
 
-    def __init__(self, most_idle_bytes: int | None = None) -> None:
+    def __init__(self, most_idle_bytes: int) -> None:
         self._most_idle_bytes = most_idle_bytes
         self._idle: dict[int, _Array] = {}
 
     def copy(self, array: _Array) -> _Array:
         """Return a private, C-contiguous copy."""
-        return self.concatenate([array]) if array.ndim else np.array(array)
-
-    def concatenate(self, parts: Sequence[_Array]) -> _Array:
-        """Return `np.concatenate(parts)`, never a view. Only the first axis of the arrays may differ."""
-        out = self._empty(sum(len(part) for part in parts), parts[0])
-        return np.concatenate(parts) if out is None else np.concatenate(parts, out=out)
+        out = self.empty(array.shape, array.dtype)
+        out[...] = array
+        return out
 
     def take(self, column: _Array, indices: np.ndarray[Any, np.dtype[np.int64]]) -> _Array:
         """Return `column[indices]`; never a view."""
-        out = self._empty(len(indices), column)
+        out = self._recycled((len(indices), *column.shape[1:]), column.dtype)
         if out is None or indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= len(column):
             chosen: _Array = column[indices]  # numpy handles other kinds of indices
             return chosen
@@ -48,17 +43,15 @@ class RecycledMemory:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
         """Return an uninitialised array."""
-        like = np.empty((0, *shape[1:]), dtype)
-        out = self._empty(shape[0], like)
+        out = self._recycled(shape, dtype)
         return np.empty(shape, dtype) if out is None else out
 
-    def _empty(self, num_rows: int, like: _Array) -> _Array | None:
-        """Return an array of `num_rows` rows like those of `like`; None to leave the allocation to numpy."""
-        shape = (num_rows, *like.shape[1:])
-        num_bytes = like.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        if num_bytes < _LARGE_BYTES or like.dtype.hasobject:
+    def _recycled(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array | None:
+        """Return an array of the pool; None to leave the allocation to numpy."""
+        num_bytes = dtype.itemsize * math.prod(shape)
+        if num_bytes < _LARGE_BYTES or dtype.hasobject:
             return None
-        return np.ndarray(shape, like.dtype, self._memory(num_bytes).data)
+        return np.ndarray(shape, dtype, self._memory(num_bytes).data)
 
     def _memory(self, num_bytes: int) -> _Array:
         """Return bytes of a block that returns to the pool when the last array over them is garbage."""
@@ -75,12 +68,8 @@ class RecycledMemory:
                 return block
         return np.empty(num_bytes, np.uint8)
 
-    def _has_room(self, num_bytes: int) -> bool:
-        """Return True if an idle block of this size may stay in the pool."""
-        return len(self._idle) < _MOST_IDLE and num_bytes <= (self._most_idle_bytes or num_bytes)
-
 
 def _put_back(owner: weakref.ref[RecycledMemory], block: _Array) -> None:
     memory = owner()
-    if memory is not None and memory._has_room(len(block)):
+    if memory is not None and len(memory._idle) < _MOST_IDLE and len(block) <= memory._most_idle_bytes:
         memory._idle[id(block)] = block

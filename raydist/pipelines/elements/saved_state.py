@@ -1,11 +1,12 @@
-"""Checks of the states of iterators that a user loads: an invalid state raises an error that names the part.
+"""Checks of the states of iterators that a user loads.
 
-A state contains only dicts, lists, text, bools, None and counts. `require_state` checks this once, before use. An
-operation that misses an entry, or cannot use it, raises an error for its own part.
+A state contains only dicts, lists, text, bools, None and counts. `require_state` checks this once, before use.
+`state_errors` turns the error of an operation that cannot use its part into an InvalidArgumentError.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,7 +126,7 @@ def _entries(path: _Path, part: Any) -> list[tuple[_Path, Any]]:
 
 
 @contextmanager
-def state_errors(state: Any) -> Iterator[None]:
+def state_errors() -> Iterator[None]:
     """Turn errors that raydist's own code raises on an unreadable state into an InvalidArgumentError.
 
     Errors of a user's functions, which loading may call again, stay unchanged.
@@ -135,32 +136,10 @@ def state_errors(state: Any) -> Iterator[None]:
     except RaydistError:
         raise
     except (Exception, StopIteration) as error:
-        frames = list(_frames(error))
-        if any(not frame.f_code.co_filename.startswith(_PACKAGE) for frame in frames[1:]):
+        _, *frames = traceback.walk_tb(error.__traceback__)
+        if any(not frame.f_code.co_filename.startswith(_PACKAGE) for frame, _ in frames):
             raise
-        path = next((path for frame in reversed(frames) if (path := _part_in(frame, state)) is not None), ())
-        raise _wrong(path, _problem(error)) from error
-
-
-def _frames(error: BaseException) -> Iterator[Any]:
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
-
-
-def _part_in(frame: Any, state: Any) -> _Path | None:
-    """Return the path of the innermost part of the state among the variables of a function."""
-    held = {id(value) for value in frame.f_locals.values() if isinstance(value, dict | list)}
-    found: _Path | None = None
-    open_parts: list[tuple[_Path, Any]] = [((), state)]
-    while open_parts:
-        path, part = open_parts.pop()
-        if id(part) in held and (found is None or len(path) > len(found)):
-            found = path
-        if isinstance(part, dict | list):
-            open_parts += _entries(path, part)
-    return found
+        raise _wrong((), _problem(error)) from error
 
 
 def _problem(error: BaseException) -> str:

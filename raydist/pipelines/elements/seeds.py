@@ -111,11 +111,7 @@ class RandomKey:
 
 
 class _LentGenerator(np.random.Generator):
-    """The generator of one element, whose bit generator also serves the next element unless it was accessed.
-
-    Attributes:
-        kept: Not empty once the bit generator was accessed.
-    """
+    """The generator of one element, whose bit generator also serves the next element unless it was accessed."""
 
     def __init__(self, bits: np.random.BitGenerator) -> None:
         super().__init__(bits)

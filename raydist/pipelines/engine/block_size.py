@@ -80,13 +80,6 @@ class BufferSize:
 
     A buffer that is never full would not be fuller if it were larger. A buffer that is always more than half full is
     halved.
-
-    Args:
-        first: Initial and smallest number of elements.
-        tuned: True if the size may change.
-
-    Attributes:
-        size: Current number of elements.
     """
 
     def __init__(self, first: int, *, tuned: bool) -> None:

@@ -12,11 +12,7 @@ from raydist.pipelines.engine.machine import free_memory, num_cores
 
 @final
 class Budget:
-    """A limited amount of a resource. Users take a share before use and give it back. Safe for several threads.
-
-    Args:
-        limit: Total amount.
-    """
+    """A limited amount of a resource. Users take a share before use and give it back. Safe for several threads."""
 
     def __init__(self, limit: float = float("inf")) -> None:
         self.limit = limit

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, final
+from typing import final
 
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
@@ -14,18 +14,14 @@ from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor, InlineExecutor
-from raydist.pipelines.engine.fusion import Stage, chain_of, fuse
-from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.engine.kernel import Kernel, StageSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext, Planner
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, ClosesInput, OpIterator
 from raydist.pipelines.engine.op_kinds import ElementwiseOp
-from raydist.pipelines.engine.stages.stage import StageIterator, UnorderedStageIterator
-from raydist.pipelines.engine.stages.stage_dispatch import StageWorkers
+from raydist.pipelines.engine.stage import StageIterator, StageWorkers, UnorderedStageIterator
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
-
-_Made = TypeVar("_Made")
 
 
 class _SameElements(ClosesInput, OpIterator):
@@ -55,21 +51,15 @@ class MeteredIterator(_SameElements):
         self._clock = meters.clock
 
     def next_block(self, limit: int) -> Block:
-        return self._metered(self._source.next_block, self._meter.handed_out, limit)
-
-    def next_blocks(self, limit: int) -> list[Block]:
-        return self._metered(self._source.next_blocks, self._meter.handed_out_together, limit)
-
-    def _metered(self, read: Callable[[int], _Made], count: Callable[[_Made], None], limit: int) -> _Made:
         meter, clock = self._meter, self._clock
         outer_s = clock.inner_s
         clock.inner_s = 0.0
         before = meter.elements
         begin = time.perf_counter()
         try:
-            made = read(limit)
-            count(made)
-            return made
+            block = self._source.next_block(limit)
+            meter.handed_out(block)
+            return block
         except (StopIteration, *MACHINERY_ERRORS):
             raise
         except Exception:
@@ -80,8 +70,7 @@ class MeteredIterator(_SameElements):
             meter.own_s += spent_s - clock.inner_s
             meter.input_s += clock.inner_s
             clock.inner_s = outer_s + spent_s
-            if meter.ring is not None:
-                meter.ring.record_here(meter.name, begin, spent_s, meter.elements - before)
+            meter.log_here(begin, spent_s, meter.elements - before)
 
 
 @final
@@ -93,9 +82,6 @@ class ValuesIterator(_SameElements):
 
     def next_block(self, limit: int) -> Block:
         return self._source.next_block(limit).in_memory()
-
-    def next_blocks(self, limit: int) -> list[Block]:
-        return [block.in_memory() for block in self._source.next_blocks(limit)]
 
 
 def walk(op: DatasetOp) -> Iterator[DatasetOp]:
@@ -164,6 +150,48 @@ class Plan:
 def _fingerprint(op: DatasetOp, names: dict[int, str]) -> str:
     ordered = ":in order" if isinstance(op, ElementwiseOp) and op.parallelism == 1 else ""
     return f"{op.name}:{names[id(op)]}{ordered}"
+
+
+Stage = list[tuple[ElementwiseOp, Kernel]]
+"""Operations that run together: their kernels work on a block one after the other, without a queue in between."""
+
+
+def chain_of(op: DatasetOp) -> tuple[list[ElementwiseOp], DatasetOp]:
+    """Return the chain of elementwise operations that ends in `op`, source side first, and its input."""
+    chain: list[ElementwiseOp] = []
+    while isinstance(op, ElementwiseOp):
+        chain.append(op)
+        (op,) = op.inputs
+    return chain[::-1], op
+
+
+def fuse(chain: Sequence[ElementwiseOp], ctx: IterContext) -> list[Stage]:
+    """Cut a chain into stages.
+
+    The cuts depend on the operations and options alone, never on the executor: a state saved with one executor loads
+    with another.
+    """
+    stages: list[Stage] = []
+    for op in chain:
+        kernel = op.kernel(ctx)
+        if not stages or not _joins(stages[-1], op, kernel, ctx.options):
+            stages.append([])
+        stages[-1].append((op, kernel))
+    return stages
+
+
+def _joins(stage: Stage, op: ElementwiseOp, kernel: Kernel, options: Options) -> bool:
+    if stage[-1][0].parallelism != op.parallelism or stage[-1][1].multiplies:
+        return False
+    if not all(_may_fuse(part, options) for part in (stage[-1][1], kernel)):
+        return False
+    # The index of an element after a filter is known only once the filter has run.
+    return not kernel.uses_index or all(part.preserves_count for _, part in stage)
+
+
+def _may_fuse(kernel: Kernel, options: Options) -> bool:
+    flags = options.optimization
+    return flags.map_fusion if kernel.preserves_count else flags.filter_fusion
 
 
 def plan_as_written(op: DatasetOp, options: Options) -> Plan:

@@ -53,13 +53,7 @@ class Executor(ABC):
     least_rows: int = 1
 
     def for_stage(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> Executor:
-        """Return the executor of one stage whose parallelism is left to raydist. This executor closes it.
-
-        Args:
-            meter: Meter of the stage.
-            meters: Meters of the whole iteration.
-            budgets: Budgets of the iteration.
-        """
+        """Return the executor of one stage whose parallelism is left to raydist. This executor closes it."""
         return self
 
     def for_prefetch(
@@ -74,13 +68,7 @@ class Executor(ABC):
     ) -> OptionalPrefetch | None:
         """Return the policy that switches a prefetch on and off; None for an executor without such a policy.
 
-        Args:
-            meter: Meter of the operation.
-            meters: Meters of the whole iteration.
-            budgets: Budgets of the iteration.
-            threads: Number of threads, for as many sources that are read in turn.
-            requested: True if the user asked for the threads, so that `cpu_budget` does not limit them.
-            inside: Meter of the work of the threads, for sources without meters; None if their stages have meters.
+        `cpu_budget` does not limit `requested` threads. `inside` is the meter of the threads of sources without meters.
         """
         return None
 

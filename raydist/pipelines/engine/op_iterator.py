@@ -30,13 +30,6 @@ class OpIterator(ABC):
             Exception: The error of the element at this place. The iterator continues after that element.
         """
 
-    def next_blocks(self, limit: int) -> list[Block]:
-        """Return the next 1 .. `limit` elements, as blocks that are ready together. Raises like `next_block`.
-
-        Large elements are blocks of their own; a call of each iterator for every block would cost more than the block.
-        """
-        return [self.next_block(limit)]
-
     def has_ready(self) -> bool:
         """Return True if `next_block` would not wait for a thread. The first call may start the threads."""
         return True

@@ -26,13 +26,8 @@ CLOSE_S = 4.0
 """Seconds that closing waits for running functions. All threads of one executor share this limit."""
 
 
-def join_threads(threads: Sequence[threading.Thread], work_of: Callable[[str], str], limit_s: float = CLOSE_S) -> bool:
+def join_threads(threads: Sequence[threading.Thread], work_of: Callable[[str], str], limit_s: float) -> bool:
     """Wait until all `threads` have ended, up to `limit_s` seconds; warn about each that has not.
-
-    Args:
-        threads: Daemon threads that must end.
-        work_of: Returns the work of the thread with this name, for the warning.
-        limit_s: Seconds for all threads together.
 
     Returns:
         True if all threads have ended.
@@ -181,7 +176,7 @@ def _produce(buffer: _Buffer, first: int, watch: Callable[[float], None], on_end
         while room := buffer.room():
             begin = time.perf_counter()
             try:
-                items: Sequence[Item] = request.read_together(buffer.source, room)
+                items: Sequence[Item] = (request.read(buffer.source, room),)
             except StopIteration:
                 break
             except MACHINERY_ERRORS:
@@ -204,18 +199,7 @@ def _nothing(seconds: float = 0.0) -> None:
 
 @final
 class PrefetchThread:
-    """A thread that reads `source` into a buffer from `start` on, until the end, `pause` or `stop`.
-
-    Args:
-        source: Iterator to read; no other thread may use it meanwhile.
-        size: Number of elements in the buffer.
-        ram: Budget for the bytes in the buffer.
-        meter: Reports the fill level of the buffer.
-        name: Name of the operation, for the thread.
-        first: Number of elements of the first request.
-        watch: Called by the thread with the seconds that each block took.
-        on_end: Called by the thread when it ends.
-    """
+    """A thread that reads `source` into a buffer from `start` on, until the end, `pause` or `stop`."""
 
     def __init__(
         self,
@@ -272,4 +256,4 @@ class PrefetchThread:
         """End the thread, which closes the source. May be called twice."""
         self._finalizer()
         if self._thread.ident is not None:
-            join_threads([self._thread], lambda name: f"making the input of {self._name}")
+            join_threads([self._thread], lambda name: f"making the input of {self._name}", CLOSE_S)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import IteratorState, count_bytes, count_items
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.engine.producers import read_item
@@ -20,54 +20,39 @@ from raydist.pipelines.engine.resume import Outbox
 
 
 class OptionalPrefetch(ABC):
-    """A policy that decides if a thread prefetches a pipeline. The iterator asks it before each block."""
+    """A policy that decides if a thread prefetches a pipeline. The iterator asks it before each block.
+
+    By default a thread always prefetches.
+    """
 
     @property
-    @abstractmethod
     def is_on(self) -> bool:
         """Return True if a thread is to prefetch now."""
+        return True
 
-    @abstractmethod
-    def look(self) -> None:
+    def look(self) -> None:  # noqa: B027 - optional
         """Decide again if it is time. The reader calls this before each block."""
 
     @abstractmethod
     def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
         """Return a thread for `source`, not yet started, that keeps `rows` elements ready, or more where that helps."""
 
-    @abstractmethod
-    def made(self, seconds: float) -> None:
+    def made(self, seconds: float) -> None:  # noqa: B027 - optional
         """Note that a block was made in `seconds`, in any thread."""
 
-    @abstractmethod
-    def handed_out(self, rows: int, num_bytes: int) -> None:
+    def handed_out(self, rows: int, num_bytes: int) -> None:  # noqa: B027 - optional
         """Note that the consumer received a block."""
 
 
 @final
 class SteadyPrefetch(OptionalPrefetch):
-    """A policy that always prefetches.
-
-    Args:
-        make_thread: Returns the thread that reads a source, not yet started.
-    """
-
-    is_on = True
+    """A policy that always prefetches. `make_thread` returns the thread that reads a source, not yet started."""
 
     def __init__(self, make_thread: Callable[[OpIterator], PrefetchThread]) -> None:
         self._make_thread = make_thread
 
-    def look(self) -> None:
-        """Decide nothing."""
-
     def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
         return self._make_thread(source)
-
-    def made(self, seconds: float) -> None:
-        """Ignore the duration: the thread reports it."""
-
-    def handed_out(self, rows: int, num_bytes: int) -> None:
-        """Ignore the block."""
 
 
 @final
@@ -86,37 +71,30 @@ class ReadAhead(OpIterator):
         self._rows = 1
 
     def next_block(self, limit: int) -> Block:
-        (block,) = self._next(limit, together=False)
-        return block
-
-    def next_blocks(self, limit: int) -> list[Block]:
-        return self._next(limit, together=True)
-
-    def _next(self, limit: int, *, together: bool) -> list[Block]:
         part = self._part
         if part is None:
-            return self._read(limit, together)
+            return self._read(limit)
         part.look()
         if self._ahead is None and part.is_on:
             self._start(part, limit)
         if self._ahead is not None:
             if not part.is_on:
                 self._ahead.pause()
-            blocks = self._take(self._ahead, limit, together)
+            block = self._take(self._ahead, limit)
         else:
             begin = time.perf_counter()
-            blocks = self._read(limit, together)
+            block = self._read(limit)
             part.made(time.perf_counter() - begin)
-        self._rows = count_items(blocks)
-        part.handed_out(self._rows, count_bytes(blocks))
-        return blocks
+        self._rows = block.num_rows
+        part.handed_out(self._rows, block.num_bytes)
+        return block
 
     def _start(self, part: OptionalPrefetch, limit: int) -> None:
         self._open_outbox()
         self._ahead = part.read_ahead(self._source, 2 * max(1, min(limit, self._rows)))
         self._ahead.start()
 
-    def _take(self, ahead: PrefetchThread, limit: int, together: bool) -> list[Block]:
+    def _take(self, ahead: PrefetchThread, limit: int) -> Block:
         """Return the next result of the thread; after a pause, the next block of the source."""
         outbox = self._open_outbox()
         while not outbox:
@@ -125,20 +103,17 @@ class ReadAhead(OpIterator):
                 if not ahead.was_paused:
                     raise StopIteration
                 self._ahead = None
-                return self._read(limit, together)
+                return self._read(limit)
             outbox.put(*ready)
-        return _taken(outbox, limit, together)
+        return outbox.take(limit)
 
-    def _read(self, limit: int, together: bool) -> list[Block]:
-        outbox = self._outbox
-        while outbox is not None and not outbox:
-            if outbox.is_clean:
-                self._outbox = outbox = None
+    def _read(self, limit: int) -> Block:
+        while self._outbox is not None and not self._outbox:
+            if self._outbox.is_clean:
+                self._outbox = None
                 break
-            outbox.put([read_item(self._source, limit)], self._source.state_dict())
-        if outbox is not None:
-            return _taken(outbox, limit, together)
-        return self._source.next_blocks(limit) if together else [self._source.next_block(limit)]
+            self._outbox.put([read_item(self._source, limit)], self._source.state_dict())
+        return self._source.next_block(limit) if self._outbox is None else self._outbox.take(limit)
 
     def _open_outbox(self) -> Outbox:
         if self._outbox is None:
@@ -164,7 +139,3 @@ class ReadAhead(OpIterator):
             self._ahead.stop()
         if self._ahead is None or self._ahead.was_paused:
             self._source.close()
-
-
-def _taken(outbox: Outbox, limit: int, together: bool) -> list[Block]:
-    return outbox.take_together(limit) if together else [outbox.take(limit)]

@@ -6,7 +6,6 @@ import time
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import count_items
 from raydist.pipelines.engine.op_iterator import OpIterator
 
 _QUICK_S = 0.002  # a faster block may be larger
@@ -33,14 +32,6 @@ class RequestSize:
         block = source.next_block(min(limit, self.rows))
         self._learn(block.num_rows, block.bytes_here, time.perf_counter() - begin)
         return block
-
-    def read_together(self, source: OpIterator, limit: int) -> list[Block]:
-        """Return the next elements like `read`, as several blocks where these are ready."""
-        begin = time.perf_counter()
-        blocks = source.next_blocks(min(limit, self.rows))
-        seconds = time.perf_counter() - begin
-        self._learn(count_items(blocks), sum(block.bytes_here for block in blocks), seconds)
-        return blocks
 
     def _learn(self, num_rows: int, num_bytes: int, seconds: float) -> None:
         if seconds > _SLOW_S:

@@ -78,17 +78,6 @@ class Outbox:
         self._count(rows)
         return item
 
-    def take_together(self, limit: int) -> list[Block]:
-        """Return the next block like `take`, and the blocks after it that fit whole, up to an error."""
-        blocks = [self.take(limit)]
-        room = left = limit - blocks[0].num_rows
-        while self._items and isinstance(item := self._items[0], Block) and item.num_rows <= left:
-            left -= item.num_rows
-            blocks.append(item)
-            self._items.popleft()
-        self._count(room - left)
-        return blocks
-
     def _count(self, handed_out: int) -> None:
         self._handed_out += handed_out
         if self._groups and self._handed_out >= self._groups[0][0]:

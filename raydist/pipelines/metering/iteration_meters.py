@@ -11,8 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from raydist.pipelines.metering.events import EventRing
-from raydist.pipelines.metering.meter import Meter, Reading, StageKind
+from raydist.pipelines.metering.meter import EventLog, Meter, Reading, StageKind
 
 _KEPT_DECISIONS = 100
 
@@ -31,7 +30,7 @@ class IterationMeters:
     Args:
         enabled: True for a meter per stage. False for thousands of short datasets inside a `flat_map`: these share one
             meter, which counts only what the consumer's thread cannot see.
-        ring: Log for every block; None for no log.
+        events: Log for every block; None for no log.
 
     Attributes:
         clock: See `MeteredIterator` in `engine/build.py`.
@@ -43,9 +42,9 @@ class IterationMeters:
         convert_s: Of `consumer_wait_s`, the seconds of converting blocks to elements.
     """
 
-    def __init__(self, *, enabled: bool = True, ring: EventRing | None = None) -> None:
+    def __init__(self, *, enabled: bool = True, events: EventLog | None = None) -> None:
         self.enabled = enabled
-        self._ring = ring
+        self._events = events
         self.clock = _Clock()
         self.tops: dict[int, str] = {}
         self.decisions: list[str] = []
@@ -85,15 +84,11 @@ class IterationMeters:
                 return found[1]
             unique += "*"
         meter = Meter(unique, label, kind, inputs, self._now)
-        meter.ring = self._ring
+        meter.events = self._events
         return self._meters.setdefault(unique, (owner, meter))[1]
 
     def inside(self, name: str) -> IterationMeters:
-        """Return the meters of pipelines inside the function of an operation, whose work counts for that operation.
-
-        Args:
-            name: Name of the operation.
-        """
+        """Return the meters of pipelines inside the function of an operation, whose work counts for that operation."""
         if name not in self._meters:
             return self
         inside = self._inside.get(name)

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
-from raydist.pipelines.metering.events import EventRing
 
 StageKind = Literal["source", "stage", "exchange", "prefetch"]
 StagePlace = Literal["inline", "threads", "actors"]
+
+_CLOCK_ZERO = time.time() - time.perf_counter()
+
+
+class Event(NamedTuple):
+    """The production of one block.
+
+    Attributes:
+        stage: Name of the stage.
+        worker: Name of the thread or actor.
+        begun_at: Start in seconds since 1970, a clock that several machines share.
+        seconds: Duration, including inputs in the same thread.
+        elements: Number of elements in the result, or in the input of a worker's stage.
+    """
+
+    stage: str
+    worker: str
+    begun_at: float
+    seconds: float
+    elements: int
+
+
+EventLog = deque[Event]
+"""The last events of an iteration, in the order in which they ended."""
 
 
 @final
@@ -86,7 +112,7 @@ class Meter:
         inside: Meter of the pipelines inside this operation's function.
         asked: Number of requests to the queue.
         found_buffered: Sum of the elements in the queue at these requests.
-        ring: Log of blocks; None for no log.
+        events: Log of blocks; None for no log.
         parallelism: See :class:`Reading`; the owner sets it on every change.
         buffered, buffered_bytes, buffer_limit, place, kind: See :class:`Reading`; the owner sets them.
     """
@@ -108,7 +134,7 @@ class Meter:
         self.buffered = self.buffered_bytes = self.buffer_limit = 0
         self.inside: Meter | None = None
         self.place: StagePlace = "inline"
-        self.ring: EventRing | None = None
+        self.events: EventLog | None = None
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -139,11 +165,6 @@ class Meter:
         self.bytes += num_bytes
         self.bytes_here += block.bytes_here if block.is_remote else num_bytes
 
-    def handed_out_together(self, blocks: Sequence[Block]) -> None:
-        """Count several blocks."""
-        for block in blocks:
-            self.handed_out(block)
-
     def read_ahead(self, seconds: float) -> None:
         """Add `seconds` of a prefetch thread for a pipeline inside a function."""
         self.ahead_s += seconds
@@ -154,8 +175,14 @@ class Meter:
         self.cpu_s += result.cpu_s
         if here:
             self.here_s += result.busy_s
-        elif self.ring is not None:
-            self.ring.record(self.name, result.worker, result.begun_at, result.busy_s, result.inputs[0])
+        elif self.events is not None:
+            self.events.append(Event(self.name, result.worker, result.begun_at, result.busy_s, result.inputs[0]))
+
+    def log_here(self, begin: float, seconds: float, elements: int) -> None:
+        """Log a call in the current thread, if there is a log; `begin` is a value of `time.perf_counter()`."""
+        if self.events is not None:
+            worker = threading.current_thread().name
+            self.events.append(Event(self.name, worker, _CLOCK_ZERO + begin, seconds, elements))
 
     def ask(self) -> None:
         """Note the fill level of the queue at a request of the consumer."""

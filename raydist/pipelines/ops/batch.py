@@ -26,7 +26,6 @@ from raydist.pipelines.elements.items import (
     drop_items,
     keep_items,
 )
-from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import IterContext
@@ -91,7 +90,6 @@ class _BatchIterator(ClosesInput, OpIterator):
         self._op = op
         self._source = source
         self._name = name
-        self._memory = RecycledMemory()
         self._outbox: Outbox | None = None
 
     def next_block(self, limit: int) -> Block:
@@ -99,7 +97,7 @@ class _BatchIterator(ClosesInput, OpIterator):
         while not outbox:
             wanted = limit * self._op.batch_size
             items = read_items(self._source, wanted)
-            batches = cut_into_batches(items, self._op.batch_size, self._op.drop_remainder, self._memory)
+            batches = cut_into_batches(items, self._op.batch_size, self._op.drop_remainder)
             for batch in batches:
                 if isinstance(batch, ElementError) and isinstance(batch.error, SpecError):
                     annotate(batch.error, f"In {self._name}.")
@@ -123,19 +121,15 @@ class _BatchIterator(ClosesInput, OpIterator):
         self._source.load_state_dict(self._open_outbox().load_state_dict(state))
 
 
-def cut_into_batches(
-    items: Sequence[Item], size: int, drop_remainder: bool, memory: RecycledMemory | None = None
-) -> list[Item]:
-    """Return batches of `size` items, joined in `memory` where necessary. An error replaces its batch."""
+def cut_into_batches(items: Sequence[Item], size: int, drop_remainder: bool) -> list[Item]:
+    """Return batches of `size` items. An error replaces its batch."""
     try:
-        return _cut_blocks([item for item in items if isinstance(item, Block)], items, size, drop_remainder, memory)
+        return _cut_blocks([item for item in items if isinstance(item, Block)], items, size, drop_remainder)
     except SpecError:
         return _cut_singly(items, size, drop_remainder)
 
 
-def _cut_blocks(
-    blocks: Sequence[Block], items: Sequence[Item], size: int, drop_remainder: bool, memory: RecycledMemory | None
-) -> list[Item]:
+def _cut_blocks(blocks: Sequence[Block], items: Sequence[Item], size: int, drop_remainder: bool) -> list[Item]:
     """Cut without errors and with one dtype and shape, the fast path: all whole batches are one reshape."""
     if not blocks:
         return _cut_singly(items, size, drop_remainder)
@@ -143,7 +137,7 @@ def _cut_blocks(
         raise SpecError("An error is among the elements.")
     if all(block.num_rows % size == 0 for block in blocks[:-1]) and len(blocks) > 1:
         return [batch for block in blocks for batch in _cut_rows(block, size, drop_remainder)]
-    return _cut_rows(concat_blocks(blocks, memory), size, drop_remainder)
+    return _cut_rows(concat_blocks(blocks), size, drop_remainder)
 
 
 def _cut_rows(rows: Block, size: int, drop_remainder: bool) -> list[Item]:

@@ -13,10 +13,10 @@ import numpy as np
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.core.nest import LEAF, Structure, unflatten
 from raydist.core.values import AUTOTUNE
-from raydist.pipelines.elements.block_parts import BlockInParts, ReusedResults, large_blocks, rows_together
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.element_nests import flatten_element
+from raydist.pipelines.elements.function_results import ReusedResults, large_blocks
 from raydist.pipelines.elements.functions import RowCalls, function_label, wants_rng
 from raydist.pipelines.elements.items import ElementError, Item, size_of
 from raydist.pipelines.elements.rows import items_of_rows
@@ -125,10 +125,6 @@ def _with_column_seeds(column: Column, seeds: Sequence[int]) -> Column:
     return object_column([dataset._with_element_seed(seed) for dataset, seed in zip(column, seeds, strict=True)])
 
 
-_MANY_ROWS = 512  # smaller blocks are done at once: measuring the first results costs more than it saves
-_FIRST_ROWS = 64
-
-
 def parse_parallelism(num_parallel_calls: int | None) -> int | None:
     """Return None for AUTOTUNE; raise InvalidArgumentError unless >= 1."""
     if num_parallel_calls is None or num_parallel_calls == AUTOTUNE:
@@ -208,26 +204,15 @@ class _MapKernel(Kernel):
 
     def _made(self, block: Block, start: int) -> list[Item]:
         calls = RowCalls(self.fn, block, start, self.key)
-        num_rows = block.num_rows
-        results, failed = self.reused.begin(calls, num_rows)
-        _add_results(results, failed, calls, num_rows if num_rows < _MANY_ROWS else _FIRST_ROWS)
-        if num_rows < _MANY_ROWS:
-            return items_of_results(results, failed, start)
-        together = rows_together(results[0])
-        if together >= num_rows:
-            _add_results(results, failed, calls, num_rows)
-            return items_of_results(results, failed, start)
-        made, num_made = BlockInParts(num_rows), len(results)
-        made.add(items_of_results(results, failed, start))
-        for at in range(num_made, num_rows, together):
-            made.add(items_of_results(*calls.take(min(together, num_rows - at)), start + at))
-        return made.items()
+        results, failed = self.reused.begin(calls, block.num_rows)
+        _add_results(results, failed, calls, block.num_rows - len(results))
+        return items_of_results(results, failed, start)
 
 
 def _add_results(results: list[Any], failed: list[int], calls: RowCalls, num_rows: int) -> None:
-    """Add further results of `calls`, up to `num_rows`. Only `results` may refer to them: see `large_blocks`."""
+    """Add `num_rows` further results of `calls`. Only `results` may refer to them: see `large_blocks`."""
     held = len(results)
-    more, more_failed = calls.take(max(num_rows - held, 0))
+    more, more_failed = calls.take(num_rows)
     results += more
     failed += [held + row for row in more_failed]
 

@@ -17,13 +17,12 @@ from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, U
 from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
-from raydist.pipelines.elements.row_buffer import RowBuffer
 from raydist.pipelines.elements.seeds import RandomKey, draw_seed
-from raydist.pipelines.engine.compaction import Compaction
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.random_access import RandomAccess
+from raydist.pipelines.engine.shuffle_buffer import Compaction, RowBuffer
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 

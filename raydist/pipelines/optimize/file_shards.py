@@ -69,11 +69,6 @@ def _opens_files(op: InterleaveOp) -> bool:
 def shard_files(op: DatasetOp, num_workers: int, worker: int) -> DatasetOp:
     """Return the part of the pipeline `op` that reads files worker, worker + num_workers, ... of each of its sources.
 
-    Args:
-        op: The pipeline as written.
-        num_workers: Number of workers that share the files, >= 1.
-        worker: Number of this worker, from 0.
-
     Raises:
         NotFoundError: The pipeline reads no files, or has an operation that needs all of them.
         InvalidArgumentError: There are fewer files than workers.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar, final
 
 from raydist.core.errors import OutOfRangeError
@@ -14,11 +13,9 @@ from raydist.core.fork_guard import OwningProcess, note_inherited
 from raydist.options import Options
 from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.key_order import KeyOrder
-from raydist.pipelines.elements.saved_state import (
-    state_errors,
-)
+from raydist.pipelines.elements.saved_state import state_errors
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
@@ -82,8 +79,8 @@ class DatasetIterator(Generic[_T]):
         self._to_skip = 0  # elements after the resumed state that were handed out before
         # The iterator of a list returns each row once, to any thread: taking a row needs no lock.
         self._rows: Iterator[_T] = iter([])
-        self._num_rows = 0  # of the last blocks, up to the end of `_rows`
-        self._unconverted: Sequence[Item] = ()  # items after `_rows`
+        self._num_rows = 0  # of the last block, up to the end of `_rows`
+        self._unconverted: Block | None = None  # elements after `_rows`
         self._lock = threading.RLock()  # for all else; reentrant, because a user's function may call its own iterator
         self._order = KeyOrder()
         self._process = OwningProcess("This iterator")
@@ -91,7 +88,7 @@ class DatasetIterator(Generic[_T]):
 
     def became_a_copy(self) -> None:
         """Drop the elements in memory after a fork: they belong to the parent."""
-        self._rows, self._unconverted = iter([]), ()
+        self._rows, self._unconverted = iter([]), None
 
     def __iter__(self) -> Self:
         return self
@@ -120,9 +117,9 @@ class DatasetIterator(Generic[_T]):
             self.meters.consumer_goes()
 
     def _fill(self) -> None:
-        if not self._unconverted:
+        if self._unconverted is None:
             self._unconverted = self._read()
-        begin, rest = time.perf_counter(), list[Item]()
+        begin, rest = time.perf_counter(), None
         try:
             rows = self._converted(self._unconverted)
         except Exception:  # of one element, whose neighbours must not be lost
@@ -133,36 +130,32 @@ class DatasetIterator(Generic[_T]):
         self._num_rows += len(rows)
         self._rows = iter(rows)
 
-    def _read(self) -> Sequence[Item]:
-        """Return the next blocks, without the elements to skip, which count as handed out."""
+    def _read(self) -> Block:
+        """Return the next block, without the elements to skip, which count as handed out."""
         while True:
-            blocks: Sequence[Item] = self._engine.read()
-            num_rows = count_items(blocks)
-            skipped = min(self._to_skip, num_rows)
+            block = self._engine.read()
+            skipped = min(self._to_skip, block.num_rows)
             self._to_skip -= skipped
-            if skipped < num_rows:
+            if skipped < block.num_rows:
                 self._num_rows = skipped
-                return drop_items(blocks, skipped) if skipped else blocks
+                return block.slice(skipped, block.num_rows) if skipped else block
 
-    def _converted(self, blocks: Sequence[Item]) -> list[_T]:
-        converted = [self._convert(self._order.of(block)) for block in blocks if isinstance(block, Block)]
-        return converted[0] if len(converted) == 1 else list(itertools.chain.from_iterable(converted))
+    def _converted(self, block: Block) -> list[_T]:
+        return self._convert(self._order.of(block))
 
-    def _converted_singly(self, blocks: Sequence[Item]) -> tuple[list[_T], list[Item]]:
+    def _converted_singly(self, block: Block) -> tuple[list[_T], Block | None]:
         """Convert up to the first failing element; return the rows and the rest. Raise the error if it is the first."""
         rows: list[_T] = []
-        left = list(blocks)
-        while left:
+        for row in range(block.num_rows):
             try:
-                rows += self._converted(keep_items(left, 1))
+                rows += self._converted(block.slice(row, row + 1))
             except Exception:
                 if rows:
-                    break
+                    return rows, block.slice(row, block.num_rows)
                 self._num_rows += 1
-                self._unconverted = drop_items(left, 1)
+                self._unconverted = block.slice(1, block.num_rows) if block.num_rows > 1 else None
                 raise
-            left = drop_items(left, 1)
-        return rows, left
+        return rows, None
 
     def has_ready(self) -> bool:
         """Return True if `next` would not wait for a thread or a worker, as far as the iterator knows.
@@ -175,7 +168,7 @@ class DatasetIterator(Generic[_T]):
         True
         """
         with self._lock:
-            return operator.length_hint(self._rows) > 0 or bool(self._unconverted) or self._engine.has_ready()
+            return operator.length_hint(self._rows) > 0 or self._unconverted is not None or self._engine.has_ready()
 
     def get_next(self) -> _T:
         """Return the next element. Blocks until it is ready.
@@ -259,7 +252,7 @@ class DatasetIterator(Generic[_T]):
 
     def _position(self) -> tuple[IteratorState, int]:
         left = operator.length_hint(self._rows)  # read once: other threads may take rows meanwhile
-        if left or self._unconverted:
+        if left or self._unconverted is not None:
             return self._engine.border, self._num_rows - left
         if self._engine.resume_at is not None:
             return self._engine.resume_at, self._to_skip
@@ -269,7 +262,7 @@ class DatasetIterator(Generic[_T]):
         """Return the position, without calling the engine; None before the first element."""
         with self._lock:
             left = operator.length_hint(self._rows)
-            if not left and not self._unconverted and self._engine.resume_at is not None:
+            if not left and self._unconverted is None and self._engine.resume_at is not None:
                 return self._engine.resume_at, self._to_skip
             return (self._engine.border, self._num_rows - left) if self._num_rows else None
 
@@ -293,7 +286,7 @@ class DatasetIterator(Generic[_T]):
         """
         self._process.require("loaded")
         self._engine.require_own(state)
-        with self._lock, state_errors(state):
+        with self._lock, state_errors():
             self.close()
             skip = int(state["skip"])
             self._engine.load(state)
@@ -313,7 +306,7 @@ class DatasetIterator(Generic[_T]):
         alone = self._lock.acquire(timeout=_CLOSE_S)
         try:
             self._engine.closed = True
-            self._rows, self._unconverted = iter([]), ()
+            self._rows, self._unconverted = iter([]), None
             self._engine.suspend(None)
         finally:
             if alone:

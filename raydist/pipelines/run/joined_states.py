@@ -71,11 +71,6 @@ def join_workers(states: Sequence[IteratorState], step: int) -> IteratorState:
 def split_workers(state: IteratorState, num_workers: int, num_pipelines: int) -> list[IteratorState]:
     """Return the state of each worker's step source from the result of `join_workers`.
 
-    Args:
-        state: The joined state.
-        num_workers: Number of workers that resume.
-        num_pipelines: Number of pipelines of each worker.
-
     Raises:
         InvalidArgumentError: `state` is invalid, or has another number of pipelines.
 

@@ -34,20 +34,11 @@ _VERSION = 1  # of states
 class LazyIterator:
     """One epoch of a plan. Only one thread may use it at a time.
 
-    Args:
-        plan: Plan to run.
-        options: Options of the pipeline.
-        make_executor: Function that returns the executor of the stages.
-        meters: Meters of the stages.
-        seed: Root seed.
-        epoch: Number of the epoch.
-        row_ids: True if the caller takes blocks of row ids.
-
     Attributes:
         seed: The root seed.
         epoch: Number of the epoch.
         resume_at: State at which the engine reopens; None for the beginning, or while it is open.
-        border: State before the last blocks read.
+        border: State before the last block read.
         orders: Order of blocks, where any order is allowed.
         own_seeds: By name, seeds of operations that keep one order for all iterations.
         ended: True once the end was reached.
@@ -82,8 +73,8 @@ class LazyIterator:
         self._source: OpIterator | None = None
         self._request = RequestSize()
 
-    def read(self) -> list[Block]:
-        """Return the next blocks; `border` becomes the state before them.
+    def read(self) -> Block:
+        """Return the next block; `border` becomes the state before it.
 
         Raises:
             StopIteration: No block is left.
@@ -95,7 +86,7 @@ class LazyIterator:
         source = self._open()
         self.border = source.state_dict()
         try:
-            return self._request.read_together(source, _ALL)
+            return self._request.read(source, _ALL)
         except StopIteration:
             self.ended = True
             self.suspend(source.state_dict())
@@ -148,7 +139,7 @@ class LazyIterator:
         if self.resume_at is None:
             return
         try:
-            with state_errors(self.resume_at):
+            with state_errors():
                 source.load_state_dict(self.resume_at)
         except BaseException:
             self.suspend(self.resume_at)  # the next call must not continue from a partly loaded state
@@ -174,12 +165,7 @@ class LazyIterator:
         return self._plan.order_settings
 
     def saved(self, at: IteratorState, skip: int) -> IteratorState:
-        """Return the state of the iteration for users.
-
-        Args:
-            at: State before a block.
-            skip: Number of elements handed out since then.
-        """
+        """Return the state of the iteration for users."""
         orders = self.orders.since(at)
         return {
             "version": _VERSION,

@@ -9,9 +9,8 @@ from typing import Any
 from raydist.core.errors import InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.elements.items import IteratorState
-from raydist.pipelines.engine.build import Plan, build, name_operations, start
+from raydist.pipelines.engine.build import Plan, build, chain_of, fuse, name_operations, start
 from raydist.pipelines.engine.executor import Executor, InlineExecutor
-from raydist.pipelines.engine.fusion import chain_of, fuse
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import ElementwiseOp

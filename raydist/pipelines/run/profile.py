@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, final
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.pipelines.metering.events import EventRing, chrome_trace
 from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.meter import Event, EventLog
 from raydist.pipelines.metering.stats import (
     CONSUMER,
     HANDING_OVER,
@@ -29,6 +30,7 @@ from raydist.pipelines.run.iterator import DatasetIterator
 
 _SLOW_START_S = 0.5  # shorter starts are not reported
 _PAGE, _TRACE = "profile.html", ".trace.json"
+_MOST_EVENTS = 100_000  # about 15 MB of JSON
 
 
 @final
@@ -73,22 +75,15 @@ def run_profile(
     seconds: float,
     path: str | Path | None,
 ) -> Profile:
-    """Iterate for `seconds` after the first element, over as many epochs as needed; write page and trace.
-
-    Args:
-        open_epoch: Returns an iterator over epoch 0, 1, ... that uses the given meters.
-        title: Heading of the page.
-        seconds: Duration; > 0.
-        path: Path of the page; the trace goes beside it. None for a new temporary directory.
-    """
+    """Iterate for `seconds` after the first element, over as many epochs as needed; write page and trace."""
     if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
         raise InvalidArgumentError(f"profile needs a finite number of seconds > 0, got {seconds!r}.")
     page = _page_path(path)
-    ring = EventRing()
-    stats, epochs, started_s = _iterate(open_epoch, IterationMeters(ring=ring), seconds)
+    events = EventLog(maxlen=_MOST_EVENTS)
+    stats, epochs, started_s = _iterate(open_epoch, IterationMeters(events=events), seconds)
     trace = page.with_suffix(_TRACE)
     page.write_text(render_page(stats, title=title, notes=_notes(stats, epochs, started_s)), encoding="utf-8")
-    trace.write_text(chrome_trace(ring.events()), encoding="utf-8")
+    trace.write_text(chrome_trace(tuple(events)), encoding="utf-8")
     return Profile(title, started_s, stats, epochs, page, trace)
 
 
@@ -149,92 +144,81 @@ def _notes(stats: PipelineStats, epochs: int, started_s: float) -> list[str]:
     return start + again
 
 
-_ARROW = '<div class="arrow">↓</div>'
+def chrome_trace(events: Iterable[Event]) -> str:
+    """Return JSON for ui.perfetto.dev and chrome://tracing: a row per thread or worker, a bar per block.
+
+    Source: Trace Event Format (Google), complete events ("X") and names of threads ("M").
+    """
+    ordered = sorted(events, key=lambda event: (event.begun_at, -event.seconds))
+    rows = {worker: row for row, worker in enumerate(dict.fromkeys(event.worker for event in ordered))}
+    names = [_name("process_name", 0, "raydist"), *(_name("thread_name", row, name) for name, row in rows.items())]
+    zero = ordered[0].begun_at if ordered else 0.0
+    bars = [_bar(event, rows[event.worker], zero) for event in ordered]
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *bars]})
+
+
+def _name(kind: str, row: int, name: str) -> dict[str, object]:
+    return {"ph": "M", "name": kind, "pid": 0, "tid": row, "args": {"name": name}}
+
+
+def _bar(event: Event, row: int, zero: float) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "name": event.stage,
+        "cat": "block",
+        "pid": 0,
+        "tid": row,
+        "ts": round(1e6 * (event.begun_at - zero), 1),  # microseconds
+        "dur": round(1e6 * event.seconds, 1),
+        "args": {"elements": event.elements},
+    }
 
 
 def draw(stats: PipelineStats) -> str:
-    """Return the graph: a box for each stage below the boxes of its inputs, and the consumer at the end."""
-    read = {name for stage in stats.stages for name in stage.inputs}
+    """Return the graph as nested lists: the consumer, the stages that it reads, their inputs, and so on."""
     stages = {stage.name: stage for stage in stats.stages}
-    ends = [stage.name for stage in stats.stages if stage.name not in read]
-    above = [*_inputs(ends, stages, stats.bottleneck, set()), _ARROW] if ends else []
-    lines = [f"waited {percent(stats.consumer_waited)} of the time"]
+    read = {name for stage in stats.stages for name in stage.inputs}
+    drawn: set[str] = set()
+
+    def nodes(names: Iterable[str]) -> str:
+        return f"<ul>{''.join(map(node, names))}</ul>"
+
+    def node(name: str) -> str:
+        stage = stages.get(name)
+        if stage is None or name in drawn:  # a dataset that two branches read is drawn in the first one
+            return f'<li class="soft">{escape(name)}</li>'
+        drawn.add(name)
+        return _node(name, _work(stage), nodes(stage.inputs) if stage.inputs else "", marked=name == stats.bottleneck)
+
+    waited = f"waited {percent(stats.consumer_waited)} of the time"
     if stats.bottleneck == HANDING_OVER:
-        lines.append("handing elements over takes longest")
-    marked = stats.bottleneck in (CONSUMER, HANDING_OVER)
-    return _column([*above, _box(CONSUMER, lines, 1.0 - stats.consumer_waited, marked=marked)])
+        waited += ": handing elements over takes longest"
+    ends = nodes([name for name in stages if name not in read]) if stages else ""
+    return f"<ul>{_node(CONSUMER, waited, ends, marked=stats.bottleneck in (CONSUMER, HANDING_OVER))}</ul>"
 
 
-def _inputs(names: Sequence[str], stages: Mapping[str, StageStats], marked: str, drawn: set[str]) -> list[str]:
-    """Return the boxes of stages and of all above them: side by side, or in the reader's column if there is one."""
-    if len(names) > 1:
-        columns = [_column(_inputs([name], stages, marked, drawn)) for name in names]
-        return [f'<div class="inputs">{"".join(columns)}</div>']
-    (name,) = names
-    stage = stages.get(name)
-    if stage is None or name in drawn:  # a dataset that two branches read is drawn in the first one
-        return [f'<p class="soft">{escape(name)}</p>']
-    drawn.add(name)
-    above = [*_inputs(stage.inputs, stages, marked, drawn), _ARROW] if stage.inputs else []
-    return [*above, _stage_box(stage, marked=name == marked)]
-
-
-def _stage_box(stage: StageStats, *, marked: bool) -> str:
+def _work(stage: StageStats) -> str:
     is_queue = stage.kind == "prefetch"
-    filled = (stage.queue_fill or 0.0) if is_queue else stage.busy
-    share = f"{percent(filled)} {'full' if is_queue else 'busy'}"
-    lines = [stage.label, f"{quantity(stage.elements_per_s)}/s · {stage.where} · {share}"]
-    return _box(stage.name, lines, filled, marked=marked)
+    share = f"{percent((stage.queue_fill or 0.0) if is_queue else stage.busy)} {'full' if is_queue else 'busy'}"
+    return f"{stage.label} · {quantity(stage.elements_per_s)}/s · {stage.where} · {share}"
 
 
-def _box(title: str, lines: Sequence[str], filled: float, *, marked: bool) -> str:
-    tag = '<span class="tag">▲ bottleneck</span>' if marked else ""
-    texts = "".join(f'<p title="{escape(line)}">{escape(line)}</p>' for line in lines)
-    bar = f'<span class="meter"><i style="width:{filled:.0%}"></i></span>'
-    return f'<div class="box{" marked" if marked else ""}"><p class="title">{tag}{escape(title)}</p>{texts}{bar}</div>'
-
-
-def _column(parts: Sequence[str]) -> str:
-    return f'<div class="column">{"".join(parts)}</div>'
+def _node(name: str, text: str, inputs: str, *, marked: bool) -> str:
+    title = f'<strong class="marked">▲ {escape(name)}</strong>' if marked else f"<strong>{escape(name)}</strong>"
+    return f'<li>{title} <span class="soft">{escape(text)}</span>{inputs}</li>'
 
 
 _STYLE = """
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --ink: #1d2430; --soft: #5b6675; --line: #d5dae1;
-  --bar: #3b74c9; --hot: #c4451c; --warm: #fdeee8; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #14171c; --card: #1d2229; --ink: #e6e9ee; --soft: #9aa5b4; --line: #465061; --bar: #6ea2ee;
-    --hot: #ff8a5c; --warm: #37231b; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 24px 16px 48px; }
-h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 16px; margin: 0 0 12px; }
-p { margin: 0 0 8px; } .soft { color: var(--soft); }
-section { margin-top: 16px; padding: 16px; background: var(--card); border: 1px solid var(--line);
-  border-radius: 10px; }
-.limit { border-color: var(--hot); background: var(--warm); } .limit p { margin: 0; }
-.limit strong, tr.marked th { color: var(--hot); }
+:root { color-scheme: light dark; }
+body { max-width: 1080px; margin: 24px auto; padding: 0 16px; font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 22px; } h2 { font-size: 16px; margin-top: 24px; }
+.soft { color: GrayText; } .label { display: block; color: GrayText; font-size: 12px; }
+.marked, .limit strong { color: orangered; }
 .wide { overflow-x: auto; }
-.column { display: flex; flex-direction: column; align-items: center; }
-.inputs { display: flex; gap: 24px; align-items: end; }
-.arrow { color: var(--soft); line-height: 1.4; }
-.box { width: 280px; padding: 10px 14px; border: 1px solid var(--line); border-radius: 8px; }
-.box.marked { border: 2px solid var(--hot); background: var(--warm); } .box .tag { float: right; color: var(--hot); }
-.box p { margin: 0; font-size: 13px; color: var(--soft); }
-.box p { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.box .title { font-weight: 600; color: var(--ink); } .box .meter { display: block; width: 100%; margin-top: 6px; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th, td { padding: 6px 10px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-thead th { color: var(--soft); font-weight: 500; } tbody th { font-weight: 600; }
-tbody tr:last-child > * { border-bottom: 0; }
-.word { text-align: left; } .label { display: block; color: var(--soft); font-weight: 400; font-size: 12.5px; }
-.meter { display: inline-block; width: 56px; height: 6px; margin-right: 8px; border-radius: 3px;
-  background: var(--line); vertical-align: middle; overflow: hidden; }
-.meter i { display: block; height: 100%; background: var(--bar); } .marked .meter i { background: var(--hot); }
-.share { display: inline-block; min-width: 42px; }
-.wide + p { margin-top: 12px; }
-ul { margin: 0; padding-left: 20px; }
-@media (max-width: 600px) { main { padding: 16px 8px 32px; } section { padding: 12px; } }
+table { border-collapse: collapse; }
+th, td { padding: 6px 10px; text-align: right; white-space: nowrap; border-bottom: 1px solid GrayText; }
+.word { text-align: left; }
+meter { width: 56px; margin-right: 8px; }
 """
 
 _COLUMNS = (
@@ -256,17 +240,11 @@ _LEGEND = (
 
 
 def render_page(stats: PipelineStats, *, title: str, notes: Sequence[str] = ()) -> str:
-    """Return the whole HTML text.
-
-    Args:
-        stats: Statistics to show.
-        title: Heading; plain text, as are the notes.
-        notes: Sentences below the heading.
-    """
+    """Return the whole HTML text."""
     return "\n".join(
         [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
             f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
             f"<h1>{escape(title)}</h1>",
             *(f'<p class="soft">{escape(note)}</p>' for note in (stats.headline, *notes)),
@@ -311,7 +289,7 @@ def _row(stage: StageStats, *, marked: bool) -> str:
 
 
 def _meter(share: float) -> str:
-    return f'<span class="meter"><i style="width:{share:.0%}"></i></span><span class="share">{percent(share)}</span>'
+    return f'<meter value="{share:.2f}"></meter>{percent(share)}'
 
 
 def _decisions(decisions: Sequence[str]) -> str:

@@ -40,12 +40,7 @@ def _elements(column: Column) -> Any:
 
 
 class StepSource(ABC):
-    """An iterator over steps. Only one thread may use it at a time.
-
-    Args:
-        iterators: One iterator over the only pipeline, or one per replica; made with :func:`element_views`.
-        num_replicas: Number of replicas.
-    """
+    """An iterator over steps. Only one thread may use it at a time."""
 
     def __init__(self, iterators: Sequence[DatasetIterator[Element]], num_replicas: int) -> None:
         self._iterators = tuple(iterators)
@@ -91,7 +86,7 @@ class StepSource(ABC):
     def load_state_dict(self, state: IteratorState) -> None:
         """Continue at `state`, taken by a step source or by a plain iterator over the same pipeline."""
         states = split_state(state, len(self._iterators))
-        with state_errors(state):
+        with state_errors():
             self._go_to(states)
             self.step = int(state.get("step", 0))
 
@@ -169,12 +164,6 @@ class WorkerBatches(StepSource):
 
     In the middle of a batch, the state is the state before the batch, and the number of pieces handed out. With another
     number of replicas on the same number of workers, the remaining rows are cut again.
-
-    Args:
-        iterator: Iterator over the batches.
-        num_replicas: Number of replicas of this worker.
-        num_pieces: Number of replicas of all workers.
-        rule: Rule for cuts; "balanced" uses the number of the batch.
     """
 
     def __init__(self, iterator: DatasetIterator[Element], num_replicas: int, num_pieces: int, rule: SplitRule) -> None:

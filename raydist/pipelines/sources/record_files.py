@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.nest import LEAF
 from raydist.core.values import AUTOTUNE, UNKNOWN_CARDINALITY
@@ -47,7 +45,7 @@ class _RecordsOnWorkers:
         records = [item.columns[0] for item in items if isinstance(item, Block)]
         error = next((item.error for item in items if isinstance(item, ElementError)), None)
         offset, index = self._pieces.position() or (0, 0)
-        column = concat_columns(records, np.concatenate) if records else _NO_RECORDS
+        column = concat_columns(records) if records else _NO_RECORDS
         return Piece(column, error, offset, index, self._pieces.ended)
 
 
@@ -249,7 +247,7 @@ class _RecordFiles(ResumableProducer):
         records = [column for column in records if len(column)]
         if not records:
             return []
-        column = concat_columns(records, np.concatenate)
+        column = concat_columns(records)
         return [Block(LEAF, (self._op.format.spec,), (column,), len(column))]
 
     def _whole_rounds(self, limit: int) -> Column:

@@ -143,7 +143,7 @@ def columns_of(num_blocks: int, rows: np.ndarray[Any, Any]) -> list[Column]:
     for width in (3, 1):
         blocks = [np.arange(10.0)[:, None] * np.ones(width) + 10 * k for k in range(num_blocks)]
         parts = [cast(Column, RemoteColumn.of(InStore.put(block))) for block in blocks]
-        made.append(concat_columns(parts, np.concatenate)[rows])
+        made.append(concat_columns(parts)[rows])
     return made
 
 

@@ -1,19 +1,36 @@
+"""Blocks as Arrow record batches, and columns of row ids."""
+
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.core.nest import LEAF
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
+from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.columns import (
+    Column,
+    KeptColumn,
+    NestedColumn,
+    RemoteColumn,
+    alike,
+    as_remote,
+    object_column,
+)
 from raydist.pipelines.elements.rows import block_of_rows
 from tests.contracts.op import same
+from tests.pipelines.storing_executor import InStore
 
 ROWS: dict[str, list[Any]] = {
     "numbers": [1, 2, 3],
@@ -81,16 +98,8 @@ def test_arrow_batches_are_the_batches_of_a_dataset() -> None:
         next(Dataset.range(3).arrow_batches())
 
 
-def test_the_iterator_of_arrow_batches_can_be_saved() -> None:
-    iterator = Dataset.range(6).batch(2).arrow_batches()
-    next(iterator)
-    other = Dataset.range(6).batch(2).arrow_batches()
-    other.load_state_dict(iterator.state_dict())
-    assert [batch.column(0).to_pylist() for batch in other] == [[2, 3], [4, 5]]
-
-
 def test_columns_of_numbers_load_no_pandas() -> None:
-    """A third of a second before the first batch of a process: Arrow's own conversions load it."""
+    """Arrow's own conversions load pandas, which would delay the first batch of a process by a third of a second."""
     program = """
 import sys
 import numpy as np
@@ -102,3 +111,99 @@ for column in (np.arange(3), np.zeros((2, 3), np.float32)):
 assert "pandas" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
+
+
+MAKERS: dict[str, Callable[[int], Column]] = {
+    "scalars": lambda n: np.arange(n, dtype=np.int64),
+    "tensors": lambda n: np.arange(6.0 * n).reshape(n, 2, 3),
+    "bytes": lambda n: object_column([b"%d" % k * k for k in range(n)]),
+    "ragged": lambda n: object_column([np.arange(k % 3) for k in range(n)]),
+}
+
+
+def stored(column: Column, way: str = "kept") -> RemoteColumn:
+    return RemoteColumn.of(KeptColumn(column) if way == "kept" else InStore.put(column))
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("way", ["kept", "in store"])
+@given(data=st.data())
+def test_what_is_done_to_ids_is_done_to_values(kind: str, way: str, data: st.DataObject) -> None:
+    parts = [MAKERS[kind](data.draw(st.integers(1, 6))) for _ in range(data.draw(st.integers(1, 3)))]
+    values = (
+        object_column([row for part in parts for row in part]) if kind in ("bytes", "ragged") else np.concatenate(parts)
+    )
+    blocks = [block_of_column(cast(Column, stored(part, way))) for part in parts]
+    ids = cast(RemoteColumn, concat_blocks(blocks).columns[0])
+    for _ in range(data.draw(st.integers(0, 4))):
+        step = data.draw(st.sampled_from(["slice", "take", "pickle", "set"]))
+        if step == "slice":
+            start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(values))] * 2)))
+            ids, values = ids[start:stop], values[start:stop]
+        elif step == "pickle":
+            ids = pickle.loads(pickle.dumps(ids))
+        elif len(values):
+            rows = np.array(data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=6)))
+            if step == "take":
+                ids, values = ids[rows], values[rows]
+            else:
+                ids, values = ids.copy(), values.copy()
+                ids[rows], values[rows] = ids[rows[::-1]].copy(), values[rows[::-1]].copy()
+    assert len(ids) == len(values)
+    found = ids.values()
+    for mine, theirs in zip(found, values, strict=True):
+        assert np.array_equal(mine, theirs)
+    assert [np.shape(row) for row in values if kind == "ragged"] == [s for s in ids.shapes_by_row() if kind == "ragged"]
+
+
+def block_of_column(column: Column) -> Block:
+    like = block_of_rows([0])
+    return Block(like.structure, like.specs, (column,), len(column))
+
+
+def test_batches_of_different_sizes_stand_in_one_column() -> None:
+    values = np.arange(10)
+    ids = stored(values)
+    both = concat_blocks(
+        [block_of_column(cast(Column, ids[:8].batched(2, 4))), block_of_column(cast(Column, ids[8:].batched(1, 2)))]
+    )
+    column = cast(RemoteColumn, both.columns[0])
+    assert [row.tolist() for row in column.values()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert column.shapes_by_row() == [(4,), (4,), (2,)]
+    again = pickle.loads(pickle.dumps(column[1:]))
+    assert [row.tolist() for row in again.values()] == [[4, 5, 6, 7], [8, 9]]
+    first, second = alike(ids[:4].batched(1, 4), ids[4:6].batched(1, 2))
+    first[np.array([0])] = second
+    assert [row.tolist() for row in first.values()] == [[4, 5]]
+
+
+def test_a_part_of_nested_rows_is_sent_alone() -> None:
+    nested = NestedColumn(stored(np.arange(4_000.0), "in store").batched(4, 1_000))
+    rows = RemoteColumn.of(nested).element(2)[10:12]
+    sent = pickle.dumps(rows)
+    assert len(sent) < 2_000
+    assert pickle.loads(sent).values().tolist() == [2010, 2011]
+
+
+def test_rows_of_this_process_are_sent_alone() -> None:
+    sent = pickle.dumps(as_remote(np.arange(100_000))[7:9])
+    assert len(sent) < 1_000
+    assert pickle.loads(sent).values().tolist() == [7, 8]
+
+
+def test_consecutive_rows_are_a_view_that_cannot_be_written() -> None:
+    values = np.arange(12.0).reshape(6, 2)
+    view = stored(values)[2:5].values()
+    assert np.shares_memory(view, values)
+    assert not view.flags.writeable
+    assert stored(values)[np.array([1, 0])].values().flags.writeable
+
+
+def test_what_is_not_named_is_let_go() -> None:
+    columns = [KeptColumn(np.full(1, number)) for number in range(300)]
+    slots = stored(np.zeros(1, np.int64)).copy()
+    for column in columns:
+        slots[np.array([0])] = RemoteColumn.of(column)
+    assert slots.values().tolist() == [299]
+    assert len(slots.stored) < 10
+    assert len(slots[np.array([0])].stored) == 1

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,7 @@ import torch
 from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
-from raydist.options import InputOptions, OptimizationOptions, Options
-from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
-from raydist.pipelines.elements.rows import block_of_rows
+from raydist.options import InputOptions
 from raydist.pipelines.elements.small_floats import (
     array_of_tensor,
     as_bits,
@@ -106,41 +102,6 @@ def test_elements(dtype: torch.dtype) -> None:
     assert all(same(row["z"], given[int(row["a"])]) for row in slices.global_shuffle(2))
 
 
-def test_scalars_and_tensors_of_torch_and_numpy(dtype: torch.dtype) -> None:
-    values = tensor(dtype, 4)
-    assert all(same(*pair) for pair in zip(Dataset.from_tensor_slices(values), values, strict=True))
-    made = Dataset.range(4).map(lambda i: values[int(i)])
-    assert made.element_spec == TensorSpec((), dtype)
-    assert all(same(*pair) for pair in zip(made, values, strict=True))
-    assert all(same(*pair) for pair in zip(made.map(lambda x: x), values, strict=True))
-    listed = Dataset.range(1).map(lambda i: [values[0], values[1]])
-    assert same(next(iter(listed)), values[:2])
-    large = tensor(dtype, 40_000, 4)
-    assert same(next(iter(Dataset.range(2).map(lambda i: large))), large)
-
-
-def test_padded_batches(dtype: torch.dtype) -> None:
-    lengths = Dataset.range(1, 4).map(lambda n: tensor(dtype, int(n)))
-    assert lengths.element_spec == TensorSpec((None,), dtype)
-    (batch,) = lengths.padded_batch(3, padding_values=0.5)
-    expected = torch.full((3, 3), 0.5)
-    for row, length in enumerate((1, 2, 3)):
-        expected[row, :length] = tensor(dtype, length).float()
-    assert same(batch, expected.to(dtype))
-
-
-def test_generators(dtype: torch.dtype) -> None:
-    values = tensor(dtype, 3)
-
-    def generate() -> Iterator[Any]:
-        yield values
-        yield [0.125, 0.25, 0.5]
-
-    found = list(Dataset.from_generator(generate, TensorSpec((3,), dtype)))
-    assert same(found[0], values)
-    assert same(found[1], values)
-
-
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
 def test_saved_elements(dtype: torch.dtype, form: Any, tmp_path: Path) -> None:
     given = tensor(dtype, 5, 3)
@@ -156,17 +117,6 @@ def test_saved_elements(dtype: torch.dtype, form: Any, tmp_path: Path) -> None:
         assert same(torch.stack([x.float() for x in cached]), given.float())
 
 
-def test_arrow_batches(dtype: torch.dtype) -> None:
-    given = tensor(dtype, 4, 3)
-    block = block_of_rows([{"x": row, "y": row[0]} for row in given])
-    batch = block_to_arrow(block)
-    back = block_of_arrow(pickle.loads(pickle.dumps(batch)), block.structure)
-    assert back.specs == block.specs
-    assert all((one == other).all() for one, other in zip(back.columns, block.columns, strict=True))
-    (found,) = Dataset.from_tensor_slices({"x": given}).batch(4).arrow_batches()
-    assert found.schema.field("x").metadata[b"raydist.dtype"].decode() == str(dtype).removeprefix("torch.")
-
-
 def test_distributed(dtype: torch.dtype) -> None:
     given = tensor(dtype, 11, 2)
     dataset = Dataset.from_tensor_slices((given, given[:, 0])).batch(4)
@@ -176,13 +126,6 @@ def test_distributed(dtype: torch.dtype) -> None:
     assert torch.equal(torch.cat([part.float() for parts in rows for part in parts]), given.float())
     assert torch.equal(torch.cat([part.float() for parts in scalars for part in parts]), given[:, 0].float())
     assert {part.dtype for parts in rows for part in parts} == {dtype}
-
-
-def test_vectorised_functions() -> None:
-    options = Options(optimization=OptimizationOptions(map_vectorization=True), seed=1)
-    given = tensor(torch.bfloat16, 6, 2)
-    dataset = Dataset.from_tensor_slices(given).map(lambda x: x * 2).with_options(options)
-    assert all(same(row, expected * 2) for row, expected in zip(dataset, given, strict=True))
 
 
 def test_fingerprints_tell_types_apart() -> None:

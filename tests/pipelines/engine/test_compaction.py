@@ -10,8 +10,8 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.columns import KeptColumn, RemoteColumn, StoredColumn, concat_columns
-from raydist.pipelines.engine import compaction
-from raydist.pipelines.engine.compaction import sparse_slots
+from raydist.pipelines.engine import shuffle_buffer
+from raydist.pipelines.engine.shuffle_buffer import sparse_slots
 from tests.contracts.op import collect, iterate
 from tests.pipelines.storing_executor import InStore, StoringExecutor
 
@@ -20,7 +20,7 @@ def held(*rows_of_blocks: list[int], num_rows: int = 10) -> RemoteColumn:
     """A column of some rows of blocks of `num_rows` rows of 80 bytes."""
     blocks = [RemoteColumn.of(KeptColumn(np.zeros((num_rows, 10)))) for _ in rows_of_blocks]
     parts = [block[np.array(rows, np.int64)] for block, rows in zip(blocks, rows_of_blocks, strict=True)]
-    return cast(RemoteColumn, concat_columns(cast(Any, parts), np.concatenate))
+    return cast(RemoteColumn, concat_columns(cast(Any, parts)))
 
 
 def test_nothing_is_copied_while_most_rows_are_in_use() -> None:
@@ -31,16 +31,16 @@ def test_nothing_is_copied_while_most_rows_are_in_use() -> None:
 def test_rows_of_the_sparsest_blocks_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
     column = held([0, 1, 2, 3], [0], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 1], [3])
     assert [group.tolist() for group in sparse_slots(column, 0)] == [[0, 1, 2, 3, 4, 15, 16, 17]]
-    monkeypatch.setattr(compaction, "_COPY_BYTES", 160)
+    monkeypatch.setattr(shuffle_buffer, "_COPY_BYTES", 160)
     assert [group.tolist() for group in sparse_slots(column, 0)] == [[4, 17], [15, 16], [0, 1, 2, 3]]
-    monkeypatch.setattr(compaction, "_MOST_COPIES", 1)
+    monkeypatch.setattr(shuffle_buffer, "_MOST_COPIES", 1)
     assert [group.tolist() for group in sparse_slots(column, 0)] == [[4, 17]]
 
 
 @pytest.mark.parametrize("spare_bytes", [0, 1 << 30])
 def test_a_shuffle_takes_little_more_than_its_rows(spare_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "_SPARE_BYTES", spare_bytes)
-    monkeypatch.setattr(compaction, "_COPY_BYTES", 8 * 2_000)
+    monkeypatch.setattr(shuffle_buffer, "_SPARE_BYTES", spare_bytes)
+    monkeypatch.setattr(shuffle_buffer, "_COPY_BYTES", 8 * 2_000)
     living: weakref.WeakSet[StoredColumn] = weakref.WeakSet()
     made = InStore.put.__func__  # type: ignore[attr-defined]
 

@@ -1,20 +1,33 @@
+"""Reading ahead in a thread: buffers, states, and closing while a function does not return."""
+
 from __future__ import annotations
 
+import json
 import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import final
 
 import numpy as np
 import pytest
 
 from raydist.core.errors import UnavailableError
+from raydist.dataset import Dataset
+from raydist.options import Options, Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState, count_items
 from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.engine import prefetch_thread
 from raydist.pipelines.engine.block_size import BufferSize
 from raydist.pipelines.engine.budget import Budget
+from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
+from raydist.pipelines.engine.read_ahead import OptionalPrefetch, ReadAhead, SteadyPrefetch
+from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.run.plan import open_iterator
+from tests.contracts.op import MakeExecutor, iterate
 
 ROW_BYTES = 100
 
@@ -54,8 +67,7 @@ def reading(source: Source, size: int, ram: Budget | None = None) -> PrefetchThr
     return ahead
 
 
-def rows_until_the_end(ahead: PrefetchThread) -> int:
-    rows = 0
+def rows_until_the_end(ahead: PrefetchThread, rows: int = 0) -> int:
     while (ready := ahead.get()) is not None:
         rows += count_items(ready[0])
         assert ready[1] == {"made": rows}
@@ -122,17 +134,10 @@ def test_two_buffers_share_a_budget_and_both_go_on() -> None:
             assert ready is not None
             rows[number] += count_items(ready[0])
             assert ram.limit - ram.free <= 500 + 2 * ROW_BYTES  # each may hold one element beyond it
-    assert [made + rows_until_end(ahead) for made, ahead in zip(rows, both, strict=True)] == [100, 100]
+    assert [rows_until_the_end(ahead, made) for made, ahead in zip(rows, both, strict=True)] == [100, 100]
     for ahead in both:
         ahead.stop()
     assert ram.free == 500
-
-
-def rows_until_end(ahead: PrefetchThread) -> int:
-    rows = 0
-    while (ready := ahead.get()) is not None:
-        rows += count_items(ready[0])
-    return rows
 
 
 def test_stopping_gives_the_memory_back_and_closes_the_source() -> None:
@@ -143,3 +148,143 @@ def test_stopping_gives_the_memory_back_and_closes_the_source() -> None:
     ahead.stop()
     assert source.closed.is_set()
     assert ram.free == 10_000
+
+
+SIZE = 60
+
+
+def thread(source: OpIterator) -> PrefetchThread:
+    meter = IterationMeters().meter("prefetch-1")
+    return PrefetchThread(source, BufferSize(8, tuned=False), Budget(), meter, name="prefetch-1")
+
+
+@final
+class Switch(OptionalPrefetch):
+    """A policy that is on for `every` blocks, then off for as many, and so on."""
+
+    def __init__(self, every: int, *, begins_on: bool) -> None:
+        self._every = every
+        self._blocks = every if begins_on else 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._blocks // self._every % 2 == 1
+
+    def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
+        return thread(source)
+
+    def handed_out(self, rows: int, num_bytes: int) -> None:
+        self._blocks += 1
+
+
+def batches() -> OpIterator:
+    """An iterator that keeps remaining items between two calls: see `resume.py`."""
+    op = Dataset.range(3 * SIZE).map(lambda x: x).batch(3)._op
+    return open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
+
+
+MAKERS: dict[str, Callable[[OpIterator], OpIterator]] = {
+    "thread": lambda source: ReadAhead(source, SteadyPrefetch(thread)),
+    "none": lambda source: ReadAhead(source, None),
+    "off at first": lambda source: ReadAhead(source, Switch(2, begins_on=False)),
+    "on at first": lambda source: ReadAhead(source, Switch(3, begins_on=True)),
+}
+
+
+def read(iterator: OpIterator, limit: int, blocks: int = 1000) -> list[int]:
+    got: list[int] = []
+    for _ in range(blocks):
+        try:
+            got += [int(row[0]) // 3 for row in iterator.next_block(limit).columns[0]]
+        except StopIteration:
+            break
+    return got
+
+
+@pytest.mark.parametrize("loads", MAKERS)
+@pytest.mark.parametrize("saves", MAKERS)
+def test_each_goes_on_from_the_others_states(saves: str, loads: str) -> None:
+    first = MAKERS[saves](batches())
+    got: list[int] = []
+    while len(got) < SIZE:
+        state = json.loads(json.dumps(first.state_dict()))
+        second = MAKERS[loads](batches())
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        assert read(second, 4) == list(range(len(got), SIZE))
+        second.close()
+        got += read(first, 1, blocks=1)
+    first.close()
+    assert got == list(range(SIZE))
+
+
+def test_one_that_was_not_asked_yet_begins_to_work() -> None:
+    iterator = MAKERS["on at first"](batches())
+    iterator.has_ready()
+    assert read(iterator, 4) == list(range(SIZE))
+    assert iterator.has_ready()
+    iterator.close()
+
+
+@final
+class Stuck:
+    """A function that returns from element 5 when the test is over."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.release = threading.Event()
+
+    def __call__(self, x: int) -> int:
+        if x == 5:
+            self.reached.set()
+            self.release.wait(50)
+        return x
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    stuck = Stuck()
+    yield stuck
+    stuck.release.set()
+
+
+@pytest.mark.parametrize(
+    ("executor", "warning"),
+    [
+        (lambda options: ThreadExecutor(2, Timeouts(close_s=0.2)), r"raydist-map-\d .* stage map-1@0: map-1 \("),
+        (lambda options: InlineExecutor(), r"raydist-prefetch-2 .* making the input of prefetch-2"),
+    ],
+)
+def test_a_thread_whose_function_does_not_return_is_left_behind_by_name(
+    executor: MakeExecutor, warning: str, stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch_thread, "CLOSE_S", 0.2)
+    iterator = iterate(Dataset.range(20).map(stuck).prefetch(20), executor)
+    assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
+    assert stuck.reached.wait(20)
+    begin = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=f"Thread {warning}"):
+        iterator.close()
+    assert time.monotonic() - begin < 5.0
+
+
+def test_a_consumer_that_stops_lets_no_memory_grow() -> None:
+    made: list[int] = []
+    pause = threading.Event()
+
+    def notes(x: int) -> int:
+        made.append(x)
+        return x
+
+    dataset = Dataset.range(100_000).map(notes, num_parallel_calls=2).batch(10).prefetch(4)
+    iterator = iterate(dataset)
+    assert next(iterator).tolist() == list(range(10))
+    before = -1
+    while len(made) != before:
+        before = len(made)
+        pause.wait(0.3)
+    quiet = len(made)
+    pause.wait(0.2)
+    assert len(made) == quiet
+    assert quiet <= 10 * (1 + 4 + 4) + 2 * 64, "the batch in use, the buffer, the batches and blocks under way"
+    iterator.close()

@@ -1,15 +1,23 @@
+"""States of operations: items handed out since the last small position."""
+
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 
-from raydist.core.errors import UnavailableError
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.elements.items import ElementError, Item, count_items
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.resume import Outbox, read_items
+from raydist.pipelines.engine.producers import Producer, ReplayIterator, SpecGuard, read_watched
+from raydist.pipelines.engine.request_size import RequestSize
+from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.run.plan import open_iterator
 
 ERROR = ElementError(ValueError("bad"))
@@ -21,19 +29,6 @@ def items() -> list[Item]:
 
 def plain(parts: list[Item]) -> list[object]:
     return [x for part in parts for x in (part.rows() if isinstance(part, Block) else ["error"])]
-
-
-def test_reading_takes_errors_as_items_but_not_those_of_the_machinery() -> None:
-    def fails(x: int) -> int:
-        if x == 4:
-            raise UnavailableError("gone")
-        return 2 // int(x)
-
-    dataset = Dataset.range(9).map(fails)
-    source = open_iterator(dataset._op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
-    assert plain(read_items(source, 3)) == ["error", 2, 1]
-    with pytest.raises(UnavailableError):
-        read_items(source, 3)
 
 
 class TestOutbox:
@@ -52,21 +47,6 @@ class TestOutbox:
         assert not outbox
         assert outbox.state_dict() == {"at": {"n": 2}, "skip": 0}
 
-    def test_blocks_come_together_as_far_as_they_fit_whole_and_up_to_an_error(self) -> None:
-        outbox = Outbox({"n": 0})
-        one, two = block_of_rows([1]), block_of_rows([2, 3])
-        outbox.put([one, one, two, ERROR], {"n": 1})
-        outbox.put([two], {"n": 2})
-        assert plain([*outbox.take_together(3)]) == [1, 1]
-        assert outbox.state_dict() == {"at": {"n": 0}, "skip": 2}
-        assert plain([*outbox.take_together(1)]) == [2], "more than fits is cut, as by take"
-        assert plain([*outbox.take_together(9)]) == [3]
-        with pytest.raises(ValueError, match="bad"):
-            outbox.take_together(9)
-        assert outbox.state_dict() == {"at": {"n": 1}, "skip": 0}
-        assert plain([*outbox.take_together(9)]) == [2, 3]
-        assert outbox.state_dict() == {"at": {"n": 2}, "skip": 0}
-
     def test_groups_without_items_move_the_border(self) -> None:
         outbox = Outbox({"n": 0})
         outbox.put([], {"n": 1})
@@ -81,3 +61,73 @@ class TestOutbox:
         outbox.put([ERROR, block_of_rows([4, 5])], {"n": 7})
         assert outbox.state_dict() == {"at": {"n": 6}, "skip": 1}
         assert outbox.take(9).rows() == [4, 5]
+
+
+class Pairs(Producer):
+    """Groups of two numbers with an error between them, `groups` times."""
+
+    def __init__(self, groups: int) -> None:
+        self._groups = groups
+        self._made = 0
+
+    def make(self, limit: int) -> Sequence[Item]:
+        if self._made == self._groups:
+            raise StopIteration
+        self._made += 1
+        base = 10 * self._made
+        return [block_of_rows([base]), ElementError(ValueError(base)), block_of_rows([base + 1])]
+
+    def close(self) -> None:
+        self._made = self._groups
+
+
+def read(iterator: ReplayIterator) -> list[int | str]:
+    items: list[int | str] = []
+    while True:
+        try:
+            items += iterator.next_block(5).columns[0].tolist()
+        except StopIteration:
+            return items
+        except ValueError as error:
+            items.append(str(error))
+
+
+def test_a_replay_passes_over_what_was_handed_out() -> None:
+    everything: list[int | str] = [10, "10", 11, 20, "20", 21]
+    assert read(ReplayIterator(Pairs(2))) == everything
+    for done in range(7):
+        resumed = ReplayIterator(Pairs(2))
+        resumed.load_state_dict({"items": done})
+        assert resumed.state_dict() == {"items": done}
+        assert read(resumed) == everything[done:]
+
+
+def test_a_shorter_input_is_an_error() -> None:
+    resumed = ReplayIterator(Pairs(1))
+    resumed.load_state_dict({"items": 5})
+    with pytest.raises(FailedPreconditionError, match="after 5 elements, but it ended 2 earlier"):
+        resumed.next_block(1)
+
+
+def test_the_first_element_is_the_measure() -> None:
+    agreement = SpecGuard("here")
+    numbers, texts = block_of_rows([1, 2]), block_of_rows(["a", "b"])
+    assert agreement.checked([ElementError(ValueError())])[0] is not None
+    assert agreement.signature == ""
+    assert list(agreement.checked([numbers])) == [numbers]
+    items = agreement.checked([texts, numbers])
+    assert [isinstance(item, Block) for item in items] == [False, False, True]
+    assert np.array_equal(items[-1].columns[0], [1, 2]) if isinstance(items[-1], Block) else False
+
+
+def test_read_watched_reads_more_at_a_time_while_that_is_quick() -> None:
+    op = Dataset.range(100).map(lambda x: 1 // int(x - 9))._op
+    source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
+    demand = RequestSize()
+    items: list[Item] = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            items.append(read_watched(source, demand))
+    assert count_items(items) == 100
+    assert [isinstance(item, ElementError) for item in items].count(True) == 1
+    assert len(items) < 50

@@ -10,12 +10,9 @@ import torch
 
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
-from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.elements.tensor_functions import with_tensors
-from raydist.pipelines.ops.map import MapOp, VectorisedKernel
 from tests.contracts.op import collect, iterate, same
-from tests.pipelines.engine.toy_stages import block_of, spec_of
 
 ON = Options(optimization=OptimizationOptions(map_vectorization=True))
 IMAGES = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -54,28 +51,6 @@ def test_a_function_that_writes_to_its_argument() -> None:
 def doubled(x: torch.Tensor) -> torch.Tensor:
     x *= 2
     return x.clone()
-
-
-def test_modules_are_run_over_whole_blocks() -> None:
-    seen: list[bool] = []
-
-    class Scaled(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(torch._C._functorch.is_batchedtensor(x))
-            return x * self.scale
-
-    source = Dataset.from_tensor_slices(IMAGES)
-    mapped = source.map(Scaled(), output_spec=TensorSpec((3,)))
-    (plain,) = spec_of(mapped).kernels
-    assert isinstance(mapped._op, MapOp)
-    (made,) = VectorisedKernel(mapped._op.fn, plain, mapped._op.output).run(block_of(source), 0)
-    assert isinstance(made, Block)
-    assert np.array_equal(made.columns[0], IMAGES * 2)
-    assert seen == [True, False, False], "vmap calls it once a block, and twice to compare"
 
 
 def test_whole_blocks_are_run_at_once() -> None:

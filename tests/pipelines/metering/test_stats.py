@@ -1,16 +1,29 @@
+"""Statistics: rates, who waits for whom, the bottleneck, and their text."""
+
 from __future__ import annotations
 
-import pickle
-from dataclasses import replace
+import pytest
 
 from raydist import Dataset
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Reading
-from raydist.pipelines.metering.stats import PipelineStats, StageStats, stats_of, summarise
+from raydist.pipelines.metering.stats import (
+    CONSUMER,
+    HANDING_OVER,
+    PipelineStats,
+    StageStats,
+    find_bottleneck,
+    quantity,
+    render,
+    stats_of,
+    summarise,
+    threads_of,
+)
 from tests.contracts.op import collect, iterate
 from tests.pipelines.storing_executor import StoringExecutor
 
 SOURCE = Reading("range-0", "range(9)", kind="source", elements=100, bytes=800, bytes_here=800, busy_s=1.0)
+
 MAP = Reading(
     "map-1",
     "map(f)",
@@ -29,6 +42,7 @@ MAP = Reading(
     mean_buffered=6.0,
     place="threads",
 )
+
 PREFETCH = Reading(
     "prefetch-2", "prefetch(4)", ("map-1",), kind="prefetch", wait_s=1.0, buffer_limit=4, mean_buffered=4.0, elements=50
 )
@@ -51,11 +65,6 @@ def test_who_waits_for_whom() -> None:
     stats = summarise([SOURCE, MAP, PREFETCH], elapsed_s=10.0, consumer_busy_s=9.0)
     waits = [(row.name, row.waits_for, row.waiting) for row in stats.stages]
     assert waits == [("range-0", "map-1", 0.9), ("map-1", "its workers", 0.6), ("prefetch-2", "consumer", 0.9)]
-
-
-def test_a_stage_that_works_waits_for_nobody() -> None:
-    stats = summarise([Reading("range-0", "range", busy_s=9.0)], elapsed_s=10.0)
-    assert (stats.stages[0].waits_for, stats.stages[0].waiting) == ("", 0.0)
 
 
 def test_the_slowest_of_several_inputs_is_named() -> None:
@@ -91,20 +100,10 @@ def test_the_text_shows_stages_bottleneck_and_decisions() -> None:
     assert lines[-1] == "Autotune: map-1: 1 -> 2 threads, it was busy"
 
 
-def test_long_labels_are_cut() -> None:
-    row = str(summarise([Reading("map-1", "map(" + "x" * 99 + ")")], elapsed_s=1.0)).splitlines()[3]
-    assert row.endswith("xxx...")
-
-
 def test_nothing_ran() -> None:
     assert stats_of(None) == stats_of(IterationMeters()) == PipelineStats()
     assert str(stats_of(None)) == "Nothing has run yet: iterate over the dataset first."
     assert summarise([SOURCE], elapsed_s=0.0).stages[0].elements_per_s == 0.0
-
-
-def test_statistics_travel() -> None:
-    stats = summarise([SOURCE, MAP], elapsed_s=4.0)
-    assert pickle.loads(pickle.dumps(stats)) == stats
 
 
 def test_an_iterator_tells_while_it_runs() -> None:
@@ -119,12 +118,6 @@ def test_an_iterator_tells_while_it_runs() -> None:
     assert ended.bottleneck in {"range-0", "map-1", "batch-2", "consumer", "handing over"}
 
 
-def test_where_a_stage_runs() -> None:
-    one = replace(MAP, parallelism=1)
-    stats = summarise([SOURCE, one, PREFETCH], elapsed_s=1.0)
-    assert [row.where for row in stats.stages] == ["inline", "1 thread", "1 thread"]
-
-
 def test_bytes_that_stay_with_workers_are_told() -> None:
     dataset = Dataset.range(40).map(lambda x: x).shuffle(5, seed=1).batch(4)
     iterator = iterate(dataset, StoringExecutor)
@@ -134,3 +127,56 @@ def test_bytes_that_stay_with_workers_are_told() -> None:
     assert "shuffle-2: 100 % of 0.0 MB stayed with input workers." in str(stats)
     list(dataset)
     assert "stayed" not in str(dataset.stats())
+
+
+ONE_SECOND = Reading("range-0", "range", kind="source", busy_s=1.0)
+TWO_SECONDS = Reading("map-1", "map", ("range-0",), busy_s=2.0)
+AHEAD = Reading("prefetch-2", "prefetch", ("map-1",), kind="prefetch", busy_s=0.1)
+BATCH = Reading("batch-3", "batch", ("prefetch-2",), busy_s=2.5)
+
+
+def test_stages_of_one_thread_count_together() -> None:
+    found = find_bottleneck([ONE_SECOND, TWO_SECONDS, AHEAD, BATCH])
+    assert (found.name, found.where, found.busy_s) == ("map-1", "the thread of prefetch-2", 3.0)
+    assert found.share == 2 / 3
+
+
+def test_the_consumers_thread_does_more_than_the_stages() -> None:
+    found = find_bottleneck([ONE_SECOND, TWO_SECONDS, AHEAD, BATCH], consumer_busy_s=0.5, convert_s=0.4)
+    assert (found.name, found.where) == ("batch-3", "the consumer's thread")
+    assert find_bottleneck([ONE_SECOND], consumer_busy_s=9.0).name == CONSUMER
+    assert find_bottleneck([ONE_SECOND], convert_s=9.0).name == HANDING_OVER
+
+
+def test_workers_share_their_work() -> None:
+    parallel = Reading("map-1", "map", ("range-0",), busy_s=8.5, handling_s=0.5, parallelism=4, place="actors")
+    found = find_bottleneck([ONE_SECOND, parallel])
+    assert (found.name, found.where, found.busy_s, found.share) == ("map-1", "its 4 actors", 2.0, 1.0)
+    found = find_bottleneck([Reading("range-0", "range", busy_s=3.0), parallel])
+    assert (found.name, found.where, found.busy_s) == ("range-0", "the consumer's thread", 3.5)
+
+
+def test_threads_begin_at_a_prefetch() -> None:
+    other = Reading("range-4", "range")
+    zipped = Reading("zip-5", "zip", ("batch-3", "range-4"))
+    threads = threads_of([ONE_SECOND, TWO_SECONDS, AHEAD, BATCH, other, zipped])
+    assert {threads[name] for name in ("range-0", "map-1")} == {"the thread of prefetch-2"}
+    assert {threads[name] for name in ("prefetch-2", "batch-3", "range-4", "zip-5")} == {"the consumer's thread"}
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.0, "0"), (0.1234, "0.123"), (999, "999"), (999.7, "1 k"), (12_345, "12.3 k"), (5e6, "5 M"), (2.5e9, "2.5 G")],
+)
+def test_quantities_have_three_digits(number: float, text: str) -> None:
+    assert quantity(number) == text
+
+
+def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
+    rows = [("range-0", "inline", "1 M", "8.0", "3 %", "", "", "map-1 (9 %)", "range(5)")]
+    rows.append(("map-1+filter-2", "2 threads", "12.5 M", "0.1", "100 %", "90 %", "5 %", "", "map(f)"))
+    assert render(rows) == [
+        "stage           where      elements/s  MB/s   busy   cpu  queue  waits for    operation",
+        "range-0         inline            1 M   8.0    3 %               map-1 (9 %)  range(5)",
+        "map-1+filter-2  2 threads      12.5 M   0.1  100 %  90 %    5 %               map(f)",
+    ]

@@ -183,21 +183,6 @@ def made_of(monkeypatch: pytest.MonkeyPatch, fn: Any, num_rows: int) -> tuple[li
     return parts, [*kernel.run(block_of_rows(range(num_rows)), 100)]
 
 
-def test_large_results_are_stacked_some_at_a_time_into_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, items = made_of(monkeypatch, lambda x: np.full(1 << 10, x, np.float32), 700)
-    assert parts == [64, 128, 128, 128, 128, 124]
-    (block,) = items
-    assert block.columns[0].shape == (700, 1 << 10)
-    assert block.columns[0][:, 5].tolist() == [*range(700)]
-
-
-@pytest.mark.parametrize("make", [lambda x: x + 1, lambda x: str(x), lambda x: b"-" * 5_000])
-def test_what_is_small_or_no_number_is_stacked_at_once(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    parts, items = made_of(monkeypatch, make, 700)
-    assert parts == [700]
-    assert [item.num_rows for item in items] == [700]
-
-
 @pytest.mark.parametrize("failing", [{0}, {63, 64}, {65, 300, 699}, {*range(128, 512)}])
 @pytest.mark.parametrize("width", [1, 1 << 10])
 def test_errors_in_a_large_block_keep_their_places(

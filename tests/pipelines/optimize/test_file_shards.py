@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,11 +67,6 @@ def test_worker_w_reads_files_w_and_every_so_many(folder: Path, maker: str, num_
         assert rows(dataset, num_workers, worker) == expected
 
 
-def test_a_file_that_is_named_twice_is_read_twice(folder: Path) -> None:
-    names = [str(folder / "0.parquet")] * 2
-    assert [rows(Dataset.from_parquet(names), 2, worker) for worker in range(2)] == [["00", "01", "02"]] * 2
-
-
 @settings(max_examples=20, deadline=None)
 @given(num_workers=st.integers(1, 5), epoch_seed=st.integers(0, 99))
 def test_files_are_disjoint_although_their_names_are_shuffled(folder: Path, num_workers: int, epoch_seed: int) -> None:
@@ -119,16 +113,6 @@ def test_two_readers_of_one_dataset_of_names_read_the_same_files(folder: Path) -
     pairs = list(Dataset(shard_files(both._op, 2, 0)).as_numpy_iterator())
     assert len(pairs) == ROWS[0] + ROWS[2] + ROWS[4]
     assert all(first == second for first, second in pairs)
-
-
-def test_a_shard_resumes(folder: Path) -> None:
-    dataset = Dataset(shard_files(MAKERS["flat_map"](folder).shuffle(4, 1, False)._op, 2, 0))
-    whole = [text(row) for row in dataset.as_numpy_iterator()]
-    iterator = dataset.as_numpy_iterator()
-    head = [text(next(iterator)) for _ in range(3)]
-    resumed = dataset.as_numpy_iterator()
-    resumed.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
-    assert head + [text(row) for row in resumed] == whole
 
 
 @pytest.mark.parametrize("maker", ["records", "rows", "pieces", "flat_map"])
@@ -181,9 +165,4 @@ def test_a_function_that_opens_a_file_itself_reads_files() -> None:
             return Dataset.from_tensor_slices(lines.readlines())
 
     dataset = Dataset.from_tensor_slices(["nowhere.txt", "nor here.txt"]).flat_map(opened)
-    assert obstacle_to_files(dataset._op) is None
-
-
-def test_a_function_that_looks_for_a_file_reads_files() -> None:
-    dataset = Dataset.from_tensor_slices(["nowhere.csv", "nor here.csv"]).flat_map(Dataset.from_csv)
     assert obstacle_to_files(dataset._op) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +14,42 @@ from hypothesis import strategies as st
 from raydist.core.values import AUTOTUNE, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
-from raydist.pipelines.engine.build import name_operations, walk
+from raydist.pipelines.engine.build import Plan, walk
 from raydist.pipelines.engine.executor import Executor
-from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.op_kinds import ElementwiseOp
 from raydist.pipelines.engine.threads import ThreadExecutor
-from raydist.pipelines.ops.take import TakeOp
-from raydist.pipelines.optimize.rewrites import REWRITES, named_like, rewrite_each, settings_of, with_inputs
+from raydist.pipelines.optimize.rewrites import REWRITES
 from raydist.pipelines.run.plan import make_plan
-from tests.contracts.op import check_op, collect, iterate, same
-from tests.pipelines.optimize.rewriting import assert_same, optimised_names, plan_of, rewrites_of
+from tests.contracts.op import check_op, collect, is_error, iterate, same
 from tests.pipelines.random_functions import jitter
 from tests.pipelines.random_pipelines import Pipeline, pipelines
+
+
+def optimised_names(dataset: Dataset, **flags: bool) -> list[str]:
+    """The operations of the graph that is run, inputs first; without a prefetch unless it is asked for."""
+    return [node.name for node in walk(plan_of(dataset, flags).optimised)]
+
+
+def rewrites_of(dataset: Dataset, **flags: bool) -> tuple[str, ...]:
+    """The settings that have changed the graph."""
+    return plan_of(dataset, flags).rewrites
+
+
+def plan_of(dataset: Dataset, flags: dict[str, bool]) -> Plan:
+    """The plan with these settings."""
+    chosen = {"inject_prefetch": False, **flags}
+    return make_plan(dataset._op, Options(optimization=OptimizationOptions(**chosen)))
+
+
+def assert_same(dataset: Dataset, flag: str) -> list[Any]:
+    """Elements and errors, spec and cardinality are the same with `flag` on and off. Returns the elements."""
+    both = [dataset.with_options(Options(optimization=OptimizationOptions(**{flag: on}))) for on in (True, False)]
+    on, off = [collect(iterate(one), 200) for one in both]
+    assert same(on, off), f"{flag} changes {off} to {on}"
+    assert both[0].cardinality() == both[1].cardinality()
+    if not all(map(is_error, on)):
+        assert both[0].element_spec == both[1].element_spec
+    return on
 
 
 def test_what_changes_nothing_is_left_out() -> None:
@@ -81,12 +105,6 @@ def test_what_depends_on_numbers_of_elements_stays() -> None:
         assert_same(dataset.shard(2, 1), "shard_pushdown")
 
 
-def test_shards_of_shards() -> None:
-    dataset = Dataset.range(20).map(lambda x: x + 1).shard(2, 1).map(lambda x: x * 2).shard(3, 0)
-    assert optimised_names(dataset) == ["range", "shard", "shard", "map", "map"]
-    assert [int(x) for x in collect(iterate(dataset))] == [4, 16, 28, 40]
-
-
 ROWS = Dataset.from_tensor_slices(np.arange(24).reshape(12, 2))
 
 
@@ -116,17 +134,6 @@ def test_only_where_the_buffer_holds_all() -> None:
     assert optimised_names(rows.shuffle(7).repeat()) == ["range", "shuffle_and_repeat", "gather"]
     assert optimised_names(rows.shuffle(6).repeat()) == ["range", "shuffle", "repeat", "gather"]
     assert "shuffle" in optimised_names(Dataset.range(9).filter(lambda x: x > 3).shuffle(9).repeat())
-
-
-def test_nothing_ends() -> None:
-    assert list(Dataset.range(0).shuffle(4).repeat()) == []
-
-
-def test_epochs_differ() -> None:
-    dataset = Dataset.range(30).shuffle(30).repeat(2)
-    passes = [[int(x) for x in dataset] for _ in range(2)]
-    orders = {tuple(order[at : at + 30]) for order in passes for at in (0, 30)}
-    assert len(orders) > 2
 
 
 def test_contract() -> None:
@@ -186,62 +193,6 @@ def test_elements_errors_and_shapes_stay() -> None:
     assert len(on_threads) == len(items) == 10
 
 
-def test_a_pipeline_with_functions_is_read_ahead() -> None:
-    dataset = Dataset.range(9).map(lambda x: 6 / (x - 2)).batch(2)
-    assert optimised_names(dataset, inject_prefetch=True) == ["range", "map", "batch", "prefetch"]
-    assert_same(dataset, "inject_prefetch")
-
-
-def test_only_if_it_is_asked_for_and_has_none() -> None:
-    mapped = Dataset.range(9).map(abs)
-    assert rewrites_of(mapped) == ()
-    assert rewrites_of(mapped.prefetch(3), inject_prefetch=True) == ()
-    assert rewrites_of(Dataset.range(9).batch(2), inject_prefetch=True) == ()
-
-
-def test_datasets_inside_functions_are_not() -> None:
-    dataset = Dataset.range(3).flat_map(lambda n: Dataset.range(n).map(lambda x: x + 1))
-    assert [int(x) for x in assert_same(dataset, "inject_prefetch")] == [1, 1, 2]
-
-
-def test_nothing_changes_where_nothing_is_changed() -> None:
-    op = Dataset.zip(Dataset.range(3), Dataset.range(4).batch(2))._op
-    assert rewrite_each(op, name_operations(op), lambda node: node) is op
-
-
-def test_what_changes_keeps_its_name() -> None:
-    op = Dataset.range(9).take(3).batch(2)._op
-    names = name_operations(op)
-
-    def take_more(node: DatasetOp) -> DatasetOp:
-        return named_like(node, replace(node, count=5), names) if isinstance(node, TakeOp) else node
-
-    new = rewrite_each(op, names, take_more)
-    assert [names[id(node)] for node in (new, new.inputs[0])] == ["batch-2", "take-1"]
-    assert (new.inputs[0].label, op.inputs[0].label) == ("take(5)", "take(3)")
-
-
-def test_what_stands_at_two_places_stays_one() -> None:
-    numbers = Dataset.range(9).take(3)
-    op = Dataset.zip(numbers.batch(2), numbers)._op
-    names = name_operations(op)
-    taken = numbers._op
-    new = rewrite_each(op, names, lambda node: node.inputs[0] if node is taken else node)
-    assert new.inputs[0].inputs[0] is new.inputs[1] is taken.inputs[0]
-
-
-def test_inputs_in_tuples_are_found() -> None:
-    op = Dataset.choose_from_datasets([Dataset.range(3), Dataset.range(4)], Dataset.range(2))._op
-    other = Dataset.range(7)._op
-    new = with_inputs(op, name_operations(op), lambda source: other)
-    assert new.inputs == (other, other, other)
-
-
-def test_settings_are_all_but_inputs() -> None:
-    assert settings_of(Dataset.range(3).batch(2, drop_remainder=True)._op) == (2, True)
-    assert settings_of(Dataset.zip(Dataset.range(3), Dataset.range(3))._op)[1:] == ((0, 1),)
-
-
 FLAGS = OptimizationOptions.names()
 LIMIT = 60
 
@@ -260,7 +211,7 @@ def with_flag(dataset: Dataset, flag: str, on: bool) -> Dataset:
 
 
 def test_every_rewrite_has_a_setting_and_every_setting_a_rewrite() -> None:
-    in_stages = {"map_fusion", "filter_fusion"}  # these cut stages: see fusion.py
+    in_stages = {"map_fusion", "filter_fusion"}  # these cut stages: see `fuse`
     assert {rewrite.flag for rewrite in REWRITES} | in_stages == set(FLAGS)
 
 
@@ -301,3 +252,57 @@ def test_a_state_of_other_stages_is_refused() -> None:
     state = iterate(with_flag(dataset, "map_fusion", False)).state_dict()
     with pytest.raises(ValueError, match="The state must be of this pipeline"):
         iterate(dataset).load_state_dict(state)
+
+
+def some_fail(x: np.int64) -> float:
+    return 6 / int(x - 2)
+
+
+def test_a_dataset_that_is_zipped_with_itself_is_read_once() -> None:
+    calls: list[int] = []
+
+    def note(x: np.int64) -> np.int64:
+        calls.append(int(x))
+        return x * 2
+
+    numbers = Dataset.range(4)
+    shared = numbers.map(note)
+    assert [tuple(map(int, pair)) for pair in Dataset.zip(shared, shared)] == [(0, 0), (2, 2), (4, 4), (6, 6)]
+    assert calls == [0, 1, 2, 3]
+    calls.clear()
+    assert len(list(Dataset.zip(numbers.map(note), numbers.map(note)))) == 4
+    assert calls == [0, 1, 2, 3], "two maps of one dataset by one function are one"
+
+
+def test_both_parts_are_private() -> None:
+    rows = Dataset.range(3).map(lambda x: np.full(2, x))
+    for first, second in Dataset.zip(rows, rows).as_numpy_iterator():
+        first += 10
+        assert (first - 10 == second).all()
+    ragged = Dataset.range(1, 4).map(np.arange)
+    for first, second in Dataset.zip(ragged, ragged).as_numpy_iterator():
+        first += 10
+        assert second[0] == 0
+
+
+def test_random_choices_and_functions_in_order_are_made_twice() -> None:
+    numbers = Dataset.range(9)
+    apart = [
+        Dataset.zip(numbers.map(noisy), numbers.map(noisy)),
+        Dataset.zip(numbers.shuffle(9), numbers.shuffle(9)),
+        Dataset.zip(numbers.map(abs, num_parallel_calls=1), numbers.map(abs, num_parallel_calls=1)),
+        Dataset.zip(numbers.take(3), numbers.take(4)),
+        Dataset.zip(numbers, Dataset.range(8)),
+    ]
+    for dataset in apart:
+        assert "common_subgraph_elimination" not in rewrites_of(dataset)
+    in_order = numbers.map(abs, num_parallel_calls=1)
+    assert rewrites_of(Dataset.zip(in_order, in_order)) == ()
+
+
+def test_one_shuffle_at_two_places_has_one_order() -> None:
+    shuffled = Dataset.range(9).shuffle(4).repeat(2)
+    dataset = Dataset.zip(shuffled, shuffled)
+    assert optimised_names(dataset) == ["range", "shuffle", "repeat", "zip"]
+    assert rewrites_of(dataset) == ("common_subgraph_elimination",)
+    assert len(assert_same(dataset, "common_subgraph_elimination")) == 18

@@ -11,7 +11,6 @@ import pytest
 
 from raydist.core.errors import FailedPreconditionError, OutOfRangeError
 from raydist.dataset import Dataset
-from raydist.options import Options
 from raydist.pipelines.elements.spec import TensorSpec
 from tests.contracts.op import collect, is_error, iterate
 from tests.odd_errors import Departure, Mute
@@ -82,31 +81,6 @@ def test_ctrl_c_in_a_function_loses_no_element() -> None:
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert [batch.tolist() for batch in iterator] == [[0, 1, 2], [3, 4]]
-
-
-def test_element_spec_and_state_size() -> None:
-    rows = np.zeros((1000, 50))
-    iterator = (
-        Dataset.from_tensor_slices(rows)
-        .shuffle(500)
-        .repeat(3)
-        .map(lambda x: x)
-        .batch(7)
-        .prefetch(3)
-        .as_numpy_iterator()
-    )
-    assert iterator.element_spec == TensorSpec((None, 50), np.float64)
-    for _ in range(20):
-        next(iterator)
-    assert len(json.dumps(iterator.state_dict())) < 2000
-    iterator.close()
-
-
-def test_threads_of_the_options_run_the_maps() -> None:
-    options = Options()
-    options.threading.private_threadpool_size = 2
-    dataset = Dataset.range(30).map(lambda x: x + 1).filter(lambda x: x % 2 == 0)
-    assert list(dataset.with_options(options).as_numpy_iterator()) == list(dataset.as_numpy_iterator())
 
 
 def slow_identity(x: np.int64) -> np.int64:
@@ -234,9 +208,9 @@ def test_any_error_of_an_element_is_raised_at_its_place_and_the_iterator_goes_on
     assert [int(x) for x in iterator] == [3, 4]
 
 
-@pytest.mark.parametrize("width", [1, 9_000])
+@pytest.mark.parametrize("width", [1, 50_000])
 def test_an_element_that_cannot_be_converted_is_an_error_at_its_place(width: int) -> None:
-    """Small ones are blocks of many, large ones blocks of their own."""
+    """Small elements share a block, large elements are blocks of their own."""
 
     def pair(x: np.int64) -> Any:
         return np.full((3, width), x), np.full(2 if x in (7, 8, 19) else 3, x)

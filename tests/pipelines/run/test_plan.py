@@ -1,10 +1,24 @@
+"""Graphs become plans: names, specs by probing, fused stages, `explain()`."""
+
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
-from raydist.options import Options
-from raydist.pipelines.engine.build import walk
+from raydist.options import OptimizationOptions, Options
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.build import build, chain_of, fuse, name_operations, plan_as_written, start, walk
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.run.plan import make_nested_plan, make_plan, open_iterator
+from raydist.pipelines.engine.op import IterContext, merged_options
+from raydist.pipelines.engine.probe import probe_spec
+from raydist.pipelines.ops.take import TakeOp
+from raydist.pipelines.run.plan import make_nested_plan, make_plan
+from raydist.pipelines.sources.range import RangeOp
 
 
 def test_a_dataset_inside_a_function_is_not_read_ahead() -> None:
@@ -13,16 +27,166 @@ def test_a_dataset_inside_a_function_is_not_read_ahead() -> None:
     assert [op.name for op in walk(make_nested_plan(graph, Options()).optimised)] == ["range", "map"]
 
 
-def test_open_iterator_gives_blocks_of_at_most_the_wanted_size() -> None:
-    dataset = Dataset.range(9).map(lambda x: x * 2)
-    iterator = open_iterator(dataset._op, seed=1, epoch=0, options=Options(), executor=InlineExecutor())
-    assert iterator.next_block(4).rows() == [0, 2, 4, 6]
-    assert iterator.next_block(100).rows() == [8, 10, 12, 14, 16]
+def test_names_do_not_change_with_what_follows() -> None:
+    start = Dataset.range(3).shuffle(2)
+    names = name_operations(start._op)
+    longer = name_operations(Dataset.zip(start.map(abs), start)._op)
+    assert names == {key: longer[key] for key in names}
+    assert sorted(longer.values()) == ["map-2", "range-0", "shuffle-1", "zip-3"]
+
+
+def test_the_fingerprint_is_that_of_the_graph() -> None:
+    def fingerprint(dataset: Dataset) -> str:
+        return make_plan(dataset._op, Options()).fingerprint
+
+    assert fingerprint(Dataset.range(3).batch(2)) == fingerprint(Dataset.range(9).batch(4))
+    assert fingerprint(Dataset.range(3).batch(2)) != fingerprint(Dataset.range(3).repeat().batch(2))
+
+
+def test_a_graph_can_be_run_as_it_is_written() -> None:
+    dataset = Dataset.range(5).take(-1).map(lambda x: x + 1)
+    plan = plan_as_written(dataset._op, Options())
+    assert [op.name for op in walk(plan.optimised)] == ["range", "take", "map"]
+    iterator = start(plan, plan_as_written, seed=0, epoch=0, executor=InlineExecutor())
+    assert iterator.next_block(9).rows() == [1, 2, 3, 4, 5]
     iterator.close()
 
 
-def test_the_cpu_budget_limits_threads() -> None:
-    options = Options()
-    options.autotune.cpu_budget = 1
-    dataset = Dataset.range(9).map(lambda x: x, num_parallel_calls=8).with_options(options)
-    assert [int(x) for x in dataset] == list(range(9))
+OP = TakeOp(RangeOp(0, 3), 2)
+
+
+def test_keys_name_the_operation_or_the_seed_alone() -> None:
+    ctx = IterContext(5, (0,), Options(), InlineExecutor(), name_operations(OP), build, plan_as_written)
+    assert ctx.key(OP).operation == "take-1"
+    assert ctx.key(OP).seed == 5
+    assert (ctx.key(OP, 7).seed, ctx.key(OP, 7).operation) == (7, "take")
+    assert ctx.inner_epoch(3).key(OP).epoch == (0, 3)
+    assert ctx.inner_epoch(3).key(OP, every_epoch=False).epoch == ()
+
+
+def test_operations_win_over_inputs_and_later_inputs_over_earlier() -> None:
+    first = Dataset.range(2).with_options(Options(seed=1, num_input_workers=2))
+    second = Dataset.range(2).with_options(Options(seed=2))
+    both = Dataset.zip(first, second)
+    assert merged_options(both._op) == Options(seed=2, num_input_workers=2)
+    assert merged_options(both.with_options(Options(seed=3))._op).seed == 3
+    assert merged_options(Dataset.range(2)._op) == Options()
+
+
+def test_the_first_element_tells() -> None:
+    assert probe_spec(Dataset.range(3).map(lambda x: {"a": x, "b": "t"})._op) == {
+        "a": TensorSpec((), "int64"),
+        "b": TensorSpec((), "U"),
+    }
+
+
+def test_no_first_element() -> None:
+    empty = Dataset.range(3).filter(lambda x: False).map(abs)
+    with pytest.raises(FailedPreconditionError, match=r"map\(abs\) is found by running it.*output_spec="):
+        probe_spec(empty._op)
+
+
+def test_the_functions_own_error_comes_out() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        probe_spec(Dataset.range(3).map(lambda x: 1 // int(x))._op)
+    assert "element 0 of its input" in caught.value.__notes__[0]
+
+
+def test_dimensions_in_which_the_first_three_differ_are_none() -> None:
+    calls: list[int] = []
+
+    def grow(x: np.int64) -> dict[str, Any]:
+        calls.append(int(x))
+        return {"rows": np.zeros((2, x)), "same": np.zeros(3), "rank": np.zeros((1,) * int(x))}
+
+    dataset = Dataset.range(9).map(grow)
+    assert dataset.element_spec == {
+        "rows": TensorSpec((2, None), "float64"),
+        "same": TensorSpec((3,), "float64"),
+        "rank": TensorSpec(None, "float64"),
+    }
+    assert calls == [0, 1, 2]
+    assert dataset.batch(1).element_spec["rows"] == TensorSpec((None, 2, None), "float64")
+
+
+def test_later_elements_may_differ_and_fail() -> None:
+    def odd(x: np.int64) -> Any:
+        if x == 2:
+            raise ValueError("only two")
+        return np.zeros(3 if x < 5 else 7)
+
+    dataset = Dataset.range(8).map(odd)
+    assert dataset.element_spec == TensorSpec((3,), "float64")
+    assert [len(x) for x in dataset.ignore_errors()] == [3, 3, 3, 3, 7, 7, 7]
+    mixed = Dataset.range(3).map(lambda x: np.zeros(2) if x < 2 else "text")
+    assert mixed.element_spec == TensorSpec((2,), "float64")
+
+
+def test_slow_functions_are_called_once() -> None:
+    calls: list[int] = []
+
+    def slow(x: np.int64) -> Any:
+        calls.append(int(x))
+        time.sleep(0.25)
+        return x
+
+    assert Dataset.range(9).map(slow).element_spec == TensorSpec((), "int64")
+    assert calls == [0]
+
+
+def noisy(x: float, *, rng: np.random.Generator) -> float:
+    return float(rng.random())
+
+
+def stages(dataset: Dataset, **flags: bool) -> list[list[str]]:
+    options = Options(optimization=OptimizationOptions(**flags))
+    names = name_operations(dataset._op)
+    chain, _ = chain_of(dataset._op)
+    ctx = IterContext(0, (0,), options, InlineExecutor(), names, build, plan_as_written)
+    return [[names[id(op)] for op, _ in stage] for stage in fuse(chain, ctx)]
+
+
+def test_neighbours_are_fused() -> None:
+    dataset = Dataset.range(9).map(abs).filter(lambda x: True).map(abs)
+    assert stages(dataset) == [["map-1", "filter-2", "map-3"]]
+    assert stages(dataset, map_fusion=False) == [["map-1"], ["filter-2"], ["map-3"]]
+    assert stages(dataset.map(abs), filter_fusion=False) == [["map-1"], ["filter-2"], ["map-3", "map-4"]]
+
+
+def test_random_functions_behind_a_filter_start_a_stage() -> None:
+    assert stages(Dataset.range(9).map(noisy).map(noisy)) == [["map-1", "map-2"]]
+    assert stages(Dataset.range(9).filter(lambda x: True).map(noisy)) == [["filter-1"], ["map-2"]]
+
+
+def test_another_parallelism_starts_a_stage() -> None:
+    dataset = Dataset.range(9).map(abs).map(abs, num_parallel_calls=2).map(abs, num_parallel_calls=1)
+    assert stages(dataset) == [["map-1"], ["map-2"], ["map-3"]]
+
+
+def test_the_three_views() -> None:
+    dataset = Dataset.from_tensor_slices(np.zeros((9, 2))).shuffle(3, seed=1).map(abs, num_parallel_calls=1).skip(0)
+    lines = dataset.map(lambda x: x, num_parallel_calls=4).batch(2).explain().splitlines()
+    assert lines[0] == "as written:"
+    assert lines[1] == "  batch-5: batch(2)"
+    assert "          shuffle-1: shuffle(3, seed=1)" in lines
+    changed = next(number for number, line in enumerate(lines) if line.startswith("as optimised (noop_elimination, "))
+    optimised = lines[changed : lines.index("stages:")]
+    assert not any("skip" in line for line in optimised)
+    assert any("gather(" in line for line in optimised)
+    stages = lines[lines.index("stages:") :]
+    assert "  from_tensor_slices-0+map-2: in the consumer's thread" in stages
+    assert "  map-4: on up to 4 threads or workers" in stages
+
+
+@pytest.mark.parametrize(
+    ("options", "left_open", "three"),
+    [
+        (Options(), "on the iterator's executor", "on up to 3 threads or workers"),
+        (Options(num_input_workers=1), "on 1 input worker", "on 1 input worker, up to 3 blocks at a time"),
+        (Options(num_input_workers=4), "on 4 input workers", "on 4 input workers, up to 3 blocks at a time"),
+    ],
+)
+def test_where_stages_will_run_with_these_options(options: Options, left_open: str, three: str) -> None:
+    ds = Dataset.range(9).map(lambda x: x, num_parallel_calls=1).map(lambda x: x).map(lambda x: x, 3)
+    stages = ds.with_options(options).explain().partition("stages:\n")[2].splitlines()
+    assert stages[1:4] == ["  map-1: in the consumer's thread", f"  map-2: {left_open}", f"  map-3: {three}"]

@@ -1,10 +1,13 @@
+"""`profile()`: the page, the drawing, the trace and the report."""
+
 from __future__ import annotations
 
 import json
-import tempfile
+import re
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,8 +15,10 @@ from raydist import Dataset, Options
 from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.meter import Reading
+from raydist.pipelines.metering.stats import PipelineStats, summarise
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.profile import run_profile
+from raydist.pipelines.run.profile import draw, render_page, run_profile
 from raydist.pipelines.sources.range import RangeOp
 
 
@@ -103,14 +108,6 @@ def test_what_cannot_be_opened_is_raised(tmp_path: Path) -> None:
         run_profile(open_epoch, title="x", seconds=60.0, path=tmp_path / "p.html")
 
 
-def test_a_new_directory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    profile = Dataset.range(10).profile(0.01)
-    assert profile.html_path.name == "profile.html"
-    assert profile.trace_path.parent == profile.html_path.parent
-    assert profile.html_path.parent.parent == tmp_path
-
-
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), "5"])
 def test_seconds_must_be_a_time(seconds: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="finite number of seconds > 0, got"):
@@ -141,4 +138,83 @@ def test_input_workers_have_rows_of_their_own(ray_cluster: object, tmp_path: Pat
 def test_nothing_is_recorded_otherwise() -> None:
     iterator = Dataset.range(10).as_numpy_iterator()
     list(iterator)
-    assert iterator.meters.meter("range-0", owner=("RangeOp",)).ring is None
+    assert iterator.meters.meter("range-0", owner=("RangeOp",)).events is None
+
+
+READINGS = (
+    Reading(
+        "range-0", "range(9)", kind="source", elements=2_000_000, bytes=8 * 10**6, bytes_here=8 * 10**6, busy_s=0.5
+    ),
+    Reading(
+        "map-1", "map(a.py:3 <lambda>)", ("range-0",), errors=7, busy_s=3.0, cpu_s=1.5, wait_s=0.5, input_wait_s=0.5
+    ),
+    Reading("prefetch-2", "prefetch(4)", ("map-1",), kind="prefetch", wait_s=3.0, buffer_limit=4, mean_buffered=3.0),
+)
+STATS = summarise(READINGS, elapsed_s=4.0, decisions=["map-1: 1 -> 2 threads <because> it was busy"])
+
+
+def parsed(page: str) -> ElementTree.Element:
+    return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
+
+
+def seen(page: ElementTree.Element) -> list[str]:
+    """The texts that a reader sees."""
+    return [text for text in page[1].itertext() if text.strip()]
+
+
+@pytest.fixture
+def page() -> ElementTree.Element:
+    return parsed(render_page(STATS, title="Profile of <Dataset>", notes=["Two <epochs>."]))
+
+
+def test_text_is_escaped_and_shown(page: ElementTree.Element) -> None:
+    decision = "map-1: 1 -> 2 threads <because> it was busy"
+    texts = ["Profile of <Dataset>", "Two <epochs>.", STATS.headline, decision, "map(a.py:3 <lambda>)"]
+    assert {*texts, "▲ Bottleneck: ", "▲ map-1"} <= set(seen(page))
+
+
+def test_the_table_has_a_row_for_each_stage(page: ElementTree.Element) -> None:
+    head, *rows = [["".join(cell.itertext()) for cell in row] for row in page.iter("tr")]
+    assert head == ["stage", "where", "elements/s", "MB/s", "busy", "CPU", "queue", "errors", "waits for"]
+    assert rows[0] == ["range-0range(9)", "inline", "500 k", "2.0", "12 %", "", "", "", "map-1 (88 %)"]
+    assert rows[1][4:8] == ["75 %", "50 %", "", "7"]
+    assert rows[2][6] == "75 %"
+    assert [row.get("class") for row in page.iter("tr")] == [None, None, "marked", None], "the bottleneck"
+
+
+def test_the_page_needs_nothing_else(page: ElementTree.Element) -> None:
+    names = {name for node in page.iter() for name, _ in node.items()}
+    assert not names & {"src", "href", "srcset", "data", "onclick", "onload"}
+    text = render_page(STATS, title="x")
+    assert not re.search(r"http|@import|url\((?!#)", text)
+
+
+def test_a_page_of_nothing() -> None:
+    texts = seen(parsed(render_page(PipelineStats(), title="x")))
+    assert "Nothing was changed while it ran." in texts
+    assert not any("Bottleneck" in text for text in texts)
+
+
+SOURCE = Reading("range-0", "range(9)", kind="source", elements=9, busy_s=1.0)
+OTHER = Reading("range-1", "range(9)", kind="source", elements=9, busy_s=1.0)
+MAP = Reading("map-2", "map(<lambda>)", ("range-1",), elements=9, busy_s=6.0, parallelism=2, place="threads")
+ZIP = Reading("zip-3", "zip", ("range-0", "map-2"), elements=9)
+AHEAD = Reading("prefetch-4", "prefetch(4)", ("zip-3",), kind="prefetch", elements=9, buffer_limit=4, mean_buffered=1.0)
+BRANCHES = summarise([SOURCE, OTHER, MAP, ZIP, AHEAD], elapsed_s=10.0, consumer_busy_s=2.0)
+
+
+def test_the_graph_has_the_consumer_above_its_inputs_and_marks_the_bottleneck() -> None:
+    root = ElementTree.fromstring(draw(BRANCHES))
+    names = [(node.text, node.get("class")) for node in root.iter("strong")]
+    plain = [(name, None) for name in ("consumer", "prefetch-4", "zip-3", "range-0")]
+    assert names == [*plain, ("▲ map-2", "marked"), ("range-1", None)]
+    text = "".join(root.itertext())
+    assert "map(<lambda>) · 0.9/s · 2 threads · 30 % busy" in text
+    assert "25 % full" in text
+    assert "▲ consumer waited 11 % of" in "".join(
+        ElementTree.fromstring(draw(summarise([SOURCE], elapsed_s=9.0, consumer_busy_s=8.0))).itertext()
+    )
+    assert "handing elements over takes longest" in draw(summarise([SOURCE], elapsed_s=9.0, convert_s=8.0))
+    both = [Reading(f"map-{n}", "map", ("range-0",)) for n in (1, 2)]
+    drawn = draw(summarise([SOURCE, *both, Reading("zip-3", "zip", ("map-1", "map-2"))], elapsed_s=1.0))
+    assert drawn.count("range-0<") == 2, "the second branch names it"

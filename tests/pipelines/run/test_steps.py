@@ -1,17 +1,157 @@
-"""From element_views to steps, without threads and actors."""
+"""Elements become steps of replicas: how global batches are cut, dealt and resumed."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import flatten
 from raydist.dataset import Dataset
+from raydist.pipelines.elements.collated import CollatedLeaf
+from raydist.pipelines.elements.object_leaves import ListLeaf, WholeLeaf
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.split import Cut
-from raydist.pipelines.run.steps import DealtElements, Element, GlobalBatches, StepSource, element_views
+from raydist.pipelines.run.split import Cut, SplitRule, balanced, cut_batch, deal, per_batch
+from raydist.pipelines.run.steps import DealtElements, Element, GlobalBatches, StepSource, WorkerBatches, element_views
+
+PAIR = flatten((0, 1))[1]
+rows_counts = st.integers(0, 40)
+replica_counts = st.integers(1, 7)
+rules: st.SearchStrategy[SplitRule] = st.sampled_from(["per_batch", "balanced"])
+
+
+def test_per_batch_follows_the_table() -> None:
+    table = {(4, 2): (2, 2), (2, 2): (1, 1), (4, 5): (1, 1, 1, 1, 0), (4, 3): (2, 2, 0), (1, 2): (1, 0), (0, 2): (0, 0)}
+    assert {(rows, replicas): per_batch(rows, replicas) for rows, replicas in table} == table
+
+
+@given(rows=rows_counts, replicas=replica_counts, step=st.integers(0, 1000))
+def test_balanced_sizes_differ_by_one_and_add_up(rows: int, replicas: int, step: int) -> None:
+    sizes = balanced(rows, replicas, step)
+    assert sum(sizes) == rows
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(rows=rows_counts, replicas=replica_counts)
+def test_balanced_gives_every_replica_the_same_over_a_round(rows: int, replicas: int) -> None:
+    totals = np.sum([balanced(rows, replicas, step) for step in range(replicas)], axis=0)
+    assert set(totals.tolist()) == {rows}
+
+
+@given(rows=rows_counts, replicas=replica_counts, rule=rules, step=st.integers(0, 9))
+def test_pieces_put_together_are_the_batch(rows: int, replicas: int, rule: SplitRule, step: int) -> None:
+    batch = [np.arange(rows * 3).reshape(rows, 3), np.array([b"x"] * rows, dtype=object)]
+    cuts, _ = cut_batch(batch, num_replicas=replicas, rule=rule, step=step, structure=PAIR)
+    assert len(cuts) == replicas
+    for index, leaf in enumerate(batch):
+        joined = np.concatenate([cut.columns[index] for cut in cuts])
+        assert joined.dtype == leaf.dtype
+        np.testing.assert_array_equal(joined, leaf)
+    assert [cut.num_rows for cut in cuts] == [len(cut.columns[0]) for cut in cuts]
+
+
+@given(rows=st.integers(1, 40), replicas=replica_counts, rule=rules)
+def test_a_replica_without_rows_has_up_to_two_rows_to_stand_in(rows: int, replicas: int, rule: SplitRule) -> None:
+    batch = np.arange(rows, dtype=np.float32)
+    for cut in cut_batch([batch], num_replicas=replicas, rule=rule, step=0)[0]:
+        if cut.num_rows:
+            assert cut.padding is None
+        else:
+            assert cut.padding is not None
+            np.testing.assert_array_equal(cut.padding[0], batch[:2])
+
+
+def test_leaves_of_different_lengths_are_named_with_what_to_do() -> None:
+    batch = [np.arange(4), np.arange(6)]
+    with pytest.raises(InvalidArgumentError, match=r"equally many rows.*'0': 4, '1': 6.*rd\.Replicated.*collate"):
+        cut_batch(batch, num_replicas=2, rule="per_batch", step=0, structure=PAIR)
+    with pytest.raises(InvalidArgumentError, match="equally many rows"):
+        deal([batch], PAIR)
+
+
+def test_a_batch_needs_a_leaf_with_rows() -> None:
+    with pytest.raises(InvalidArgumentError, match="beside those marked with rd.Replicated"):
+        cut_batch([WholeLeaf(np.arange(4))], num_replicas=2, rule="per_batch", step=0)
+
+
+def test_what_is_replicated_goes_whole_to_every_replica() -> None:
+    batch = [np.arange(3), WholeLeaf(np.arange(4))]
+    cuts, _ = cut_batch(batch, num_replicas=4, rule="per_batch", step=0, structure=PAIR)
+    assert [cut.num_rows for cut in cuts] == [1, 1, 1, 0]
+    assert all(cut.columns[1].item().value.tolist() == [0, 1, 2, 3] for cut in cuts)
+    assert cuts[3].padding is not None
+    assert cuts[3].padding[0].tolist() == [0, 1]
+    assert cuts[3].padding[1].item().value.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("leaf", [np.int64(3), b"text", "text", np.array(1.0)])
+def test_an_unbatched_element_says_to_call_batch(leaf: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'1'.*Call the `batch` method"):
+        cut_batch([np.arange(3), leaf], num_replicas=2, rule="per_batch", step=0, structure=PAIR)
+
+
+def test_deal_gives_no_rows_to_replicas_without_an_element() -> None:
+    cuts, _ = deal([None, [np.ones((3, 2), np.float32)], None])
+    assert [cut.num_rows for cut in cuts] == [0, 3, 0]
+    assert [cut.columns[0].shape for cut in cuts] == [(0, 2), (3, 2), (0, 2)]
+    assert cuts[2].columns[0].dtype == np.float32
+    assert cuts[0].padding is not None
+    assert cuts[0].padding[0].shape == (2, 2)
+
+
+def test_deal_takes_scalars() -> None:
+    cuts, _ = deal([[np.int64(7), b"a\0"], None], PAIR)
+    assert [cut.num_rows for cut in cuts] == [1, 0]
+    assert cuts[0].columns[1][()] == b"a\0"
+    assert [column.shape for column in cuts[1].columns] == [(0,), (0,)]
+
+
+def test_a_dealt_element_of_scalars_and_rows_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="got a scalar '1'"):
+        deal([[np.arange(3), np.int64(7)], None], PAIR)
+
+
+def boxes(cut: Cut) -> list[Any]:
+    return [column.item().value for column in cut.columns]
+
+
+@given(rows=st.integers(1, 20), replicas=replica_counts, rule=rules, step=st.integers(0, 9))
+def test_lists_and_collated_batches_are_cut_by_element(rows: int, replicas: int, rule: SplitRule, step: int) -> None:
+    arrays = [np.full(number % 3, number) for number in range(rows)]
+    lists = ListLeaf(arrays, TensorSpec((None,), np.int64))
+    elements = block_of_rows([{"x": array} for array in arrays])
+    collated = CollatedLeaf(
+        (elements,), lambda them: {"values": torch.cat([each["x"] for each in them]), "n": len(them)}
+    )
+    cuts, structure = cut_batch([lists, collated], num_replicas=replicas, rule=rule, step=step, structure=PAIR)
+    assert structure.paths() == ["0", "1.n", "1.values"]
+    pieces = [boxes(cut) for cut in cuts]
+    assert [len(piece[0]) for piece in pieces] == [cut.num_rows for cut in cuts]
+    assert [array.tolist() for piece in pieces for array in piece[0]] == [array.tolist() for array in arrays]
+    assert [piece[1] for piece in pieces if piece[0]] == [cut.num_rows for cut in cuts if cut.num_rows]
+    assert np.concatenate([piece[2] for piece in pieces]).tolist() == np.concatenate(arrays).tolist()
+    for cut in cuts:
+        if cut.num_rows == 0:
+            assert cut.padding is not None
+            assert len(cut.padding[0].item().value) == cut.padding[1].item().value == min(rows, 2)
+
+
+def test_what_a_collate_function_returns_is_a_nest_as_far_as_replicas_agree() -> None:
+    elements = block_of_rows([(number, str(number)) for number in range(3)])
+    leaf = CollatedLeaf((elements,), lambda them: tuple(zip(*them, strict=True)))
+    cuts, structure = cut_batch([leaf], num_replicas=2, rule="per_batch", step=0)
+    assert str(structure) == "('*', '*')"
+    assert boxes(cuts[1]) == [(2,), ("2",)]
+    whole = CollatedLeaf((elements,), tuple)
+    assert str(cut_batch([whole], num_replicas=2, rule="per_batch", step=0)[1]) == "*"
 
 
 def iterator(dataset: Dataset, seed: int = 0) -> DatasetIterator[Element]:
@@ -33,12 +173,6 @@ def lists(cuts: tuple[Cut, ...]) -> list[Any]:
 
 def test_global_batches_are_cut() -> None:
     assert drain(GlobalBatches(iterator(Dataset.range(6).batch(4)), 2, "per_batch")) == [[[0, 1], [2, 3]], [[4], [5]]]
-
-
-def test_nothing_is_copied_on_the_way() -> None:
-    rows = np.arange(8.0).reshape(1, 8)
-    source = GlobalBatches(iterator(Dataset.from_tensor_slices(rows)), 2, "per_batch")
-    assert all(np.shares_memory(cut.columns[0], rows) for cut in source.next_step())
 
 
 def test_the_index_of_a_step_counts_errors_and_survives_a_state() -> None:
@@ -71,18 +205,76 @@ def test_elements_are_dealt_from_one_or_several_iterators() -> None:
     assert drain(DealtElements(several, 2)) == [[0, 5], [[], 6]]
 
 
-def test_structure_and_close() -> None:
-    source = GlobalBatches(iterator(Dataset.from_tensor_slices({"x": [1, 2]}).batch(2)), 1, "per_batch")
-    source.next_step()
-    assert source.structure.paths() == ["x"]
-    source.close()
-    with pytest.raises(Exception, match="closed"):
-        source.next_step()
-
-
 def test_a_state_of_another_number_of_pipelines() -> None:
     two, three = (DealtElements([iterator(Dataset.range(8)) for _ in range(count)], count) for count in (2, 3))
     with pytest.raises(InvalidArgumentError, match="it is of 2, and there are 3 now"):
         three.load_state_dict(two.state_dict())
     with pytest.raises(InvalidArgumentError, match="the state must be a dict"):
         three.load_state_dict([])  # type: ignore[arg-type]  # a user's mistake
+
+
+def source(dataset: Dataset, replicas: int, pieces: int, rule: SplitRule = "per_batch") -> WorkerBatches:
+    iterator = DatasetIterator(dataset._op, options=dataset.options(), seed=0, epoch=0, convert=element_views)
+    return WorkerBatches(iterator, replicas, pieces, rule)
+
+
+def test_a_batch_lasts_for_as_many_steps_as_there_are_workers() -> None:
+    assert drain(source(Dataset.range(6).batch(4), 1, 2)) == [[[0, 1]], [[2, 3]], [[4]], [[5]]]
+    assert drain(source(Dataset.range(7).batch(7), 2, 4)) == [[[0, 1], [2, 3]], [[4, 5], [6]]]
+    assert drain(source(Dataset.range(5).batch(4), 2, 2)) == [[[0, 1], [2, 3]], [[4], []]]
+
+
+def test_balanced_goes_by_the_number_of_the_batch() -> None:
+    assert drain(source(Dataset.range(6).batch(3), 1, 2, "balanced")) == [[[0, 1]], [[2]], [[3]], [[4, 5]]]
+
+
+def test_pieces_without_rows_have_a_stand_in() -> None:
+    made = source(Dataset.range(1).batch(4), 1, 3)
+    steps = [made.next_step()[0] for _ in range(3)]
+    assert [step.num_rows for step in steps] == [1, 0, 0]
+    assert [step.padding and step.padding[0].tolist() for step in steps] == [None, [0], [0]]
+
+
+def test_every_step_resumes() -> None:
+    dataset = Dataset.range(20).map(lambda x: 1 // (int(x) - 9)).batch(7)
+    made = source(dataset, 1, 3)
+    states, seen = [made.state_dict()], []
+
+    def next_of(steps: WorkerBatches) -> Any:
+        try:
+            return lists(steps.next_step())
+        except ZeroDivisionError:
+            return "error"
+        except StopIteration:
+            return None
+
+    while (found := next_of(made)) is not None:
+        seen.append(found)
+        states.append(made.state_dict())
+    assert seen.count("error") == 1
+    for start, state in enumerate(states):
+        resumed = source(dataset, 1, 3)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert resumed.state_dict() == state
+        assert resumed.step == start
+        rest = []
+        while (found := next_of(resumed)) is not None:
+            rest.append(found)
+        assert rest == seen[start:]
+
+
+def test_lists_of_tensors_that_are_left_are_cut_anew() -> None:
+    lists = Dataset.range(6).map(lambda x: np.full(x, x)).ragged_batch(6)
+    made = source(lists, 1, 3)
+    made.next_step()
+    other = source(lists, 1, 2)
+    other.load_state_dict(made.state_dict())
+    left = [other.next_step()[0] for _ in range(2)]
+    assert [[len(array) for array in cut.columns[0].item().value] for cut in left] == [[2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("dealt", [[[3, 2]], [[1, 0]], [[1, 1 << 40]], [[-1, 2]], [[1]], 5, [["a", "b"]]])
+def test_states_that_are_none(dealt: Any) -> None:
+    made = source(Dataset.range(4).batch(2), 1, 2)
+    with pytest.raises(InvalidArgumentError):
+        made.load_state_dict({**made.state_dict(), "dealt": dealt})

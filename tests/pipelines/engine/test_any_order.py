@@ -15,6 +15,7 @@ from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.arrival_order import ArrivalOrder, ArrivalOrders
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from tests.contracts.op import collect, is_error, iterate
@@ -24,7 +25,7 @@ ANY_ORDER = Options(deterministic=False)
 
 @final
 class LuckyPool(Executor):
-    """Finishes blocks in an order that it draws."""
+    """An executor that finishes blocks in a random order."""
 
     def __init__(self, seed: int, window: int = 4) -> None:
         self.window = self.num_workers = window
@@ -52,7 +53,7 @@ def fails_sometimes(x: np.int64) -> tuple[Any, float]:
 
 DATASETS: dict[str, Dataset] = {
     "map": Dataset.range(60).map(lambda x: x + 1),
-    "large results": Dataset.range(60).map(lambda x: np.full(1 << 13, x)),
+    "large results": Dataset.range(60).map(lambda x: np.full(1 << 17, x)),
     "map with errors": Dataset.range(60).map(fails_sometimes),
     "map of errors": Dataset.range(60).map(fails_sometimes, num_parallel_calls=1).map(lambda x, y: x),
     "batch": Dataset.range(60).map(lambda x: x).batch(7),
@@ -67,7 +68,7 @@ DATASETS: dict[str, Dataset] = {
 
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_a_state_of_a_wide_window_goes_on_in_a_narrow_one(window: int) -> None:
-    """Blocks that were handed out before older ones are passed over, although they are read again one by one."""
+    """The input reads all blocks again; the stage skips those that were handed out before older ones."""
     dataset = Dataset.range(60).map(lambda x: x).with_options(ANY_ORDER)
     for seed in range(8):
         iterator = iterate(dataset, lambda options, seed=seed: LuckyPool(seed, 6))  # type: ignore[misc]  # a default
@@ -84,7 +85,7 @@ def test_a_state_of_a_wide_window_goes_on_in_a_narrow_one(window: int) -> None:
 
 
 def flat(items: list[Any]) -> list[Any]:
-    """Every element and error, whatever batches they came in, sorted; of large ones the beginning."""
+    """Return all elements and errors without their batches, sorted; of large elements the first entries."""
     parts = [item[:9] if isinstance(item, np.ndarray) else [item] for item in items]
     return sorted(str(x) for part in parts for x in part)
 
@@ -166,3 +167,56 @@ def test_an_input_that_is_another_one_is_an_error() -> None:
     other.load_state_dict(iterator.state_dict())
     with pytest.raises(Exception, match="must be the same again to resume"):
         next(other)
+
+
+def note(order: ArrivalOrder, sizes: list[int], numbers: list[int]) -> None:
+    for number, size in enumerate(sizes):
+        order.was_read(number, size)
+    for given, number in enumerate(numbers):
+        order.was_given(given, number)
+
+
+def test_notes_since_a_state_survive_a_file() -> None:
+    order = ArrivalOrder()
+    note(order, [1, 64, 64, 64, 7], [0, 2, 3, 1, 4])
+    notes = json.loads(json.dumps(order.since(1, 1)))
+    assert notes == [1, [[64, 3], [7, 1]], 1, [[1, 2], [-2, 1], [0, 1]]]
+    again = ArrivalOrder.parse(notes)
+    assert [again.size_of(number) for number in range(1, 6)] == [64, 64, 64, 7, None]
+    assert [again.number_at(given) for given in range(1, 6)] == [2, 3, 1, 4, None]
+
+
+def test_the_oldest_state_of_each_stage_counts() -> None:
+    orders = ArrivalOrders()
+    note(orders.of("map-1@0"), [5] * 4, [0, 1, 2, 3])
+    note(orders.of("map-3@0"), [5] * 4, [1, 0, 3, 2])
+    old = {"order": "map-1@0", "first": 1, "given": 1, "input": {}}
+    state = {"at": {"order": "map-3@0", "first": 2, "given": 2, "input": {"at": old}}, "parts": [old | {"first": 3}]}
+    notes = orders.since(state)
+    assert notes == {"map-3@0": [2, [[5, 2]], 2, [[1, 1], [-1, 1]]], "map-1@0": [1, [[5, 3]], 1, [[0, 3]]]}
+    orders.load(notes)
+    assert orders.since(state) == notes
+    assert orders.since({"skip": 3}) == {}
+
+
+def test_a_state_in_one_pass_keeps_the_notes_of_later_passes() -> None:
+    orders = ArrivalOrders()
+    for name in ("map-1@0.0", "map-3@0.0", "map-1@0.1", "map-1@0.2"):
+        note(orders.of(name), [5, 4], [1, 0])
+    state = {"order": "map-1@0.1", "first": 1, "given": 1}
+    notes = orders.since(state)
+    assert notes == {"map-1@0.1": [1, [[4, 1]], 1, [[-1, 1]]], "map-1@0.2": [0, [[5, 1], [4, 1]], 0, [[1, 1], [-1, 1]]]}
+    again = ArrivalOrders()
+    again.load(notes)
+    assert again.since(state) == notes
+
+
+def test_notes_of_thousands_of_turns_fit_into_a_state() -> None:
+    orders, draw = ArrivalOrders(), random.Random(0)
+    numbers = [given + draw.choice([0, 0, 0, 1, 2, 3]) for given in range(5000)]
+    note(orders.of("interleave-1@0"), [1] * 5000, numbers)
+    notes = orders.since({"order": "interleave-1@0", "first": 0, "given": 0})
+    assert len(json.dumps(notes)) < 4_000
+    again = ArrivalOrders()
+    again.load(notes)
+    assert [again.of("interleave-1@0").number_at(given) for given in range(5000)] == numbers

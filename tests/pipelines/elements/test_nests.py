@@ -1,17 +1,24 @@
+"""Structures of elements: None, the order of keys, nests of arguments."""
+
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.core.nest import LEAF, NOTHING, flatten, unflatten
 from raydist.dataset import Dataset
+from raydist.pipelines.elements.arguments import parts_like, whole_number
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
+from raydist.pipelines.elements.key_order import KeyOrder
+from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
 
 INT = TensorSpec((), "int64")
@@ -159,3 +166,117 @@ def test_batches_of_replicas_have_none_too(ray_cluster: object) -> None:
             totals.append(int(strategy.reduce("SUM", strategy.run(step, args=(batch,)))))
     assert totals == [1, 5]
     assert np.sum(totals) == 6
+
+
+def keys(dataset: Dataset) -> list[list[str]]:
+    return [list(element) for element in dataset.as_numpy_iterator()]
+
+
+def row(**entries: Any) -> dict[str, Any]:
+    return entries
+
+
+RECORDS = Dataset.from_tensor_slices({"z": [1, 2, 3], "a": [4, 5, 6], "m": [7, 8, 9]})
+ORDER = ["z", "a", "m"]
+
+
+def swapped(element: dict[str, Any]) -> dict[str, Any]:
+    return dict(reversed(element.items())) if element["z"] % 2 == 0 else element
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        RECORDS,
+        RECORDS.map(lambda element: {key: value + 1 for key, value in element.items()}),
+        RECORDS.map(swapped),
+        RECORDS.map(swapped, num_parallel_calls=2),
+        RECORDS.batch(2),
+        RECORDS.padded_batch(2, {"a": None, "m": None, "z": None}, {"a": -1, "m": -2, "z": -3}),
+        RECORDS.shuffle(3, seed=1),
+        RECORDS.window(2).flat_map(lambda w: Dataset.zip({"z": w["z"], "a": w["a"], "m": w["m"]})),
+        RECORDS.concatenate(RECORDS.map(lambda element: dict(sorted(element.items())))),
+        Dataset.choose_from_datasets(
+            [RECORDS, RECORDS.map(lambda element: dict(sorted(element.items())))], Dataset.range(6).map(lambda x: x % 2)
+        ),
+        RECORDS.interleave(lambda element: Dataset.from_tensors(swapped(element)), cycle_length=2),
+        RECORDS.prefetch(1).cache().repeat(2),
+        RECORDS.map(lambda element: element).filter(lambda element: element["a"] > 0).take(2),
+        Dataset.zip({"z": Dataset.range(3), "a": Dataset.range(3), "m": Dataset.range(3)}),
+        RECORDS.scan(0, lambda state, element: (state, element)),
+    ],
+)
+def test_dicts_keep_the_order_of_the_first_element(dataset: Dataset) -> None:
+    found = keys(dataset)
+    assert found
+    assert all(order == ORDER for order in found)
+    assert list(dataset.element_spec) == ORDER
+    assert list(next(iter(dataset))) == ORDER
+
+
+def test_components_match_by_name() -> None:
+    one, other = Dataset.from_tensors({"b": 1, "a": 2.5}), Dataset.from_tensors({"a": 3.5, "b": 4})
+    found = list(one.concatenate(other).batch(2).as_numpy_iterator())
+    assert [list(element.items()) for element in found] == [[("b", found[0]["b"]), ("a", found[0]["a"])]]
+    assert found[0]["b"].tolist() == [1, 4]
+    assert found[0]["a"].tolist() == [2.5, 3.5]
+
+
+def test_nested_dicts_have_orders_of_their_own() -> None:
+    element = (1, {"y": {"d": 2, "c": np.ones(2)}, "x": 3})
+    (found,) = Dataset.from_tensors(element).repeat(1).batch(1).map(lambda n, e: (n, e)).as_numpy_iterator()
+    assert list(found[1]) == ["y", "x"]
+    assert list(found[1]["y"]) == ["d", "c"]
+    assert found[1]["y"]["d"].tolist() == [2]
+
+
+def test_arrow_batches_have_their_columns_in_that_order() -> None:
+    (batch,) = RECORDS.batch(3).arrow_batches()
+    assert batch.schema.names == ORDER
+    assert batch.column("z").to_pylist() == [1, 2, 3]
+
+
+def test_a_state_in_the_second_part_knows_the_order_of_the_first() -> None:
+    dataset = RECORDS.concatenate(RECORDS.map(lambda element: dict(sorted(element.items()))))
+    iterator = dataset.as_numpy_iterator()
+    for _ in range(4):
+        next(iterator)
+    state = json.loads(json.dumps(iterator.state_dict()))
+    resumed = dataset.as_numpy_iterator()
+    resumed.load_state_dict(state)
+    assert [list(element) for element in resumed] == [ORDER] * 2
+
+
+def test_an_order_that_was_tampered_with_is_refused() -> None:
+    block = block_of_rows([{"b": 1, "a": 2}])
+    for schema in ([[0, 0], [None, None]], [[1, 0], [None]], [["b"], [None, None]], 3):
+        order = KeyOrder()
+        order.restore(schema)
+        with pytest.raises(InvalidArgumentError, match="order of keys"):
+            order.of(block)
+
+
+def test_wide_tables_have_small_states() -> None:
+    order = KeyOrder()
+    order.of(block_of_rows([dict.fromkeys(map(str, range(2000, 0, -1)), 0)]))
+    assert order.schema() is None
+
+
+@pytest.mark.parametrize("value", [3, np.int32(3), torch.tensor(3)])
+def test_whole_numbers(value: Any) -> None:
+    assert whole_number("n", value) == 3
+    assert type(whole_number("n", value)) is int
+
+
+@pytest.mark.parametrize("value", [2.0, True, "3", None, [1]])
+def test_what_is_none(value: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"batch_size must be a whole number, got "):
+        rd.Dataset.range(3).batch(value)
+
+
+def test_parts_stand_in_the_places_of_leaves() -> None:
+    structure = flatten({"a": 1, "b": (2, 3)})[1]
+    assert parts_like(structure, {"b": ((1, 2), None), "a": ()}, "shapes") == [(), (1, 2), None]
+    assert parts_like(structure, None, "shapes") == [None] * 3
+    with pytest.raises(rd.InvalidArgumentError, match=r"shapes must be a nest like the element.* where 'b'"):
+        parts_like(structure, {"a": ()}, "shapes")

@@ -1,0 +1,295 @@
+"""Results of functions become blocks without needless copies, and nobody sees the memory change."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydist.core.errors import SpecError
+from raydist.dataset import Dataset
+from raydist.pipelines.elements import recycled_memory
+from raydist.pipelines.elements.function_results import ReusedResults, large_blocks
+from raydist.pipelines.elements.functions import RowCalls
+from raydist.pipelines.elements.recycled_memory import RecycledMemory
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import TensorSpec
+from tests.contracts.op import collect, iterate
+
+SIZE = 1 << 18
+
+
+def big(value: float = 1.0) -> Any:
+    return np.full(SIZE, value, np.float32)
+
+
+MAKERS: list[Callable[[], Any]] = [
+    lambda: big(),
+    lambda: (big(), np.zeros((2, 2), np.int64)),
+    lambda: {"b": big(), "a": big(2)},
+]
+
+
+def addresses(value: Any) -> set[int]:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+    return {part.ctypes.data for part in parts}
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_nobody_holds_is_taken_over(make: Callable[[], Any]) -> None:
+    values = [make(), make()]
+    wanted = [block_of_rows([value]) for value in values]
+    memory = [addresses(value) for value in values]
+    blocks = large_blocks(values)
+    assert blocks is not None
+    assert [{column.ctypes.data for column in block.columns} for block in blocks] == memory
+    assert [(block.structure, block.specs) for block in blocks] == [(one.structure, one.specs) for one in wanted]
+    assert all((block.columns[0] == one.columns[0]).all() for block, one in zip(blocks, wanted, strict=True))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_somebody_holds_is_copied(make: Callable[[], Any]) -> None:
+    kept = make()
+    blocks = large_blocks([kept])
+    assert blocks is not None
+    assert not {column.ctypes.data for column in blocks[0].columns} & addresses(kept)
+
+
+def test_one_held_part_is_copied_alone() -> None:
+    kept = big()
+    free = big(2)
+    address = free.ctypes.data
+    values = [(kept, free)]
+    del free
+    blocks = large_blocks(values)
+    assert blocks is not None
+    assert blocks[0].columns[0].ctypes.data != kept.ctypes.data
+    assert blocks[0].columns[1].ctypes.data == address
+
+
+@pytest.mark.parametrize(
+    "value", [np.zeros(3), (big(), "text"), (big(), (big(),)), [1.0] * SIZE, 3, (), np.full(SIZE, "x" * 4, object)]
+)
+def test_all_else_is_left_alone(value: Any) -> None:
+    values = [value]
+    assert large_blocks(values) is None
+    assert values == [value] or len(values) == 1
+
+
+def test_elements_are_private_whatever_the_function_keeps() -> None:
+    constant = big(5)
+    seen: list[Any] = []
+
+    def keep(x: Any) -> Any:
+        result = x + constant
+        if len(seen) < 3:
+            seen.append(result)
+        return {"kept": result, "constant": constant, "input": x}
+
+    dataset = Dataset.range(8).map(lambda x: np.full(SIZE, x, np.float32)).map(keep)
+    for number, element in enumerate(collect(iterate(dataset))):
+        assert {name: leaf[0] for name, leaf in element.items()} == {"kept": number + 5, "constant": 5, "input": number}
+        for leaf in element.values():
+            leaf[:] = -1
+    assert constant[0] == 5
+    assert [float(result[0]) for result in seen] == [5, 6, 7]
+
+
+def array() -> Callable[[int], Any]:
+    held = np.zeros(3)
+
+    def fn(i: int) -> Any:
+        held[:] = i
+        return held
+
+    return fn
+
+
+def large() -> Callable[[int], Any]:
+    held = np.zeros(1 << 17)
+
+    def fn(i: int) -> Any:
+        held[:] = i
+        return held, i
+
+    return fn
+
+
+def tensor() -> Callable[[int], Any]:
+    held = torch.zeros(2)
+    return lambda i: held.fill_(int(i))
+
+
+def dictionary() -> Callable[[int], Any]:
+    held: dict[str, int] = {}
+
+    def fn(i: int) -> Any:
+        held["x"] = i
+        return held
+
+    return fn
+
+
+def rolling() -> Callable[[int], Any]:
+    """The results count the calls, so a second call for one element would show."""
+    held = [0, 0]
+
+    def fn(i: int) -> Any:
+        held[:] = held[1], held[1] + 1
+        return held
+
+    return fn
+
+
+@pytest.mark.parametrize("make", [array, large, tensor, dictionary, rolling])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 70])
+def test_elements_are_what_was_returned(make: Callable[[], Callable[[int], Any]], num_rows: int) -> None:
+    fn = make()
+    expected = [block_of_rows([copy.deepcopy(fn(i))]).row(0) for i in range(num_rows)]
+    made = list(Dataset.range(num_rows).map(make(), num_parallel_calls=1).as_numpy_iterator())
+    np.testing.assert_equal(made, expected)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from([None, 0, 1, 3]))
+def test_in_whatever_blocks_and_where_a_call_fails(sizes: list[int], failing: int | None) -> None:
+    """An error in the first two calls delays the check to the next block; the function then returns fresh memory."""
+    held = np.zeros(2)
+
+    def fn(i: int) -> Any:
+        if i == failing:
+            raise ValueError
+        target = held if failing is None else np.zeros(2)
+        target[:] = i
+        return target
+
+    reused, at = ReusedResults(), 0
+    found: list[Any] = []
+    for size in sizes:
+        calls = RowCalls(fn, block_of_rows(list(range(at, at + size))), at)
+        results, failed = reused.begin(calls, size)
+        more, more_failed = calls.take(size - len(results))
+        wrong = {*failed, *(len(results) + row for row in more_failed)}
+        found += [None if row in wrong else float(each[0]) for row, each in enumerate(results + more)]
+        at += size
+    assert found == [None if i == failing else i for i in range(at)]
+
+
+def test_results_that_cannot_be_copied_are_told_as_always() -> None:
+    lock = threading.Lock()
+    dataset = Dataset.range(3).map(lambda i: [lock], num_parallel_calls=1, output_spec=TensorSpec((1,)))
+    with pytest.raises(SpecError, match="lock"):
+        next(iter(dataset))
+
+
+@dataclass
+class Pair:
+    x: Any
+    y: Any
+
+
+def test_parts_of_a_dataclass() -> None:
+    held = np.zeros(1)
+
+    def fn(i: int) -> Pair:
+        held[:] = i
+        return Pair(i, held)
+
+    made = list(Dataset.range(3).map(fn, num_parallel_calls=1).as_numpy_iterator())
+    assert [float(pair.y[0]) for pair in made] == [0, 1, 2]
+
+
+def test_what_was_found_out_travels() -> None:
+    reused = ReusedResults()
+    block = block_of_rows([1, 2, 3])
+    reused.begin(RowCalls(array(), block, 0), 3)
+    calls = RowCalls(array(), block, 0)
+    assert pickle.loads(pickle.dumps(reused)).begin(calls, 3) == ([], [])
+    assert [each.tolist() for each in calls.take(3)[0]] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
+
+
+LARGE = 1 << 18  # float64: 2 MiB
+MOST = 1 << 30
+
+
+def rows(value: float, count: int = 2) -> np.ndarray:
+    return np.full((count, LARGE // 2), value)
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_memory_comes_back_when_the_last_view_is_gone() -> None:
+    memory = RecycledMemory(MOST)
+    copied = memory.copy(rows(1.0)[:, ::-1])
+    assert (copied == 1.0).all()
+    assert copied.flags.writeable
+    first, view = address(copied), copied[1:, ::2]
+    del copied
+    other = memory.copy(rows(5.0))
+    assert address(other) != first
+    assert view[0, 0] == 1.0
+    del view
+    assert address(memory.copy(rows(7.0))) == first
+    assert other[1, 0] == 5.0
+
+
+def test_a_tensor_keeps_its_memory() -> None:
+    memory = RecycledMemory(MOST)
+    tensor = torch.from_numpy(memory.copy(rows(2.0)))[1]
+    for _ in range(2):
+        memory.copy(rows(9.0))
+        gc.collect()
+    assert tensor[5] == 2.0
+
+
+@pytest.mark.parametrize("indices", [[3, 1, 1], [-1, 0, 2], [True, False, True, True]])
+def test_rows_are_taken_as_numpy_takes_them(indices: list[int]) -> None:
+    memory = RecycledMemory(MOST)
+    column = np.arange(4 * LARGE).reshape(4, LARGE)
+    chosen = np.array(indices)
+    assert (memory.take(column, chosen) == column[chosen]).all()
+    with pytest.raises(IndexError):
+        memory.take(column, np.array([0, 4]))
+    first = address(memory.take(column, np.array([0, 1])))
+    assert address(memory.take(column, np.array([2, 3]))) == first
+
+
+def test_few_are_kept_and_none_after_their_owner() -> None:
+    memory = RecycledMemory(MOST)
+    held = [memory.copy(rows(float(k))) for k in range(6)]
+    assert [array[0, 0] for array in held] == [0, 1, 2, 3, 4, 5]
+    held.clear()
+    assert len(memory._idle) == recycled_memory._MOST_IDLE
+    last = memory.copy(rows(8.0))
+    gone = weakref.ref(memory)
+    del memory
+    assert gone() is None
+    assert last[1, 3] == 8.0
+
+
+@given(st.lists(st.tuples(st.sampled_from(["copy", "view", "drop"]), st.integers(0, 7)), max_size=30))
+def test_what_anybody_sees_never_changes(steps: list[tuple[str, int]]) -> None:
+    memory = RecycledMemory(MOST)
+    seen: list[tuple[np.ndarray, float]] = []
+    for number, (step, which) in enumerate(steps):
+        if step == "copy":
+            seen.append((memory.copy(rows(float(number), 2 + 2 * (which % 2))), float(number)))
+        elif step == "view" and seen:
+            array, value = seen[which % len(seen)]
+            seen.append((array[:, which::1000], value))
+        elif step == "drop" and seen:
+            seen.pop(which % len(seen))
+        array = np.empty(0)
+        assert all((array[:, ::997] == value).all() for array, value in seen)

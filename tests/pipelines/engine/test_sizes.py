@@ -1,0 +1,230 @@
+"""Sizes of blocks, requests and buffers, and the budgets of threads and memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import pytest
+
+from raydist.options import AutotuneOptions
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import IteratorState, StageResult
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.engine.block_size import BlockSize, BufferSize
+from raydist.pipelines.engine.budget import Budget, Budgets
+from raydist.pipelines.engine.machine import free_in_containers, free_memory, num_cores
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.request_size import RequestSize
+
+
+def learn(size: BlockSize, rows: int, seconds: float, row_bytes: int = 8) -> None:
+    block = block_of_rows([np.zeros(row_bytes, np.uint8)] * rows)
+    assert isinstance(block, Block)
+    size.learn(block, StageResult((block,), (rows,), ("",), busy_s=seconds))
+
+
+def test_the_consumer_is_given_what_it_wants_within_a_number_of_bytes() -> None:
+    size = BlockSize(away=False)
+    assert [size.rows(limit, 4, 1) for limit in (1, 4, 9, 10**6)] == [1, 1, 3, 64]
+    learn(size, rows=3, seconds=0.001, row_bytes=1 << 10)
+    assert size.rows(10**6, 4, 1) == 4096
+    learn(size, rows=3, seconds=0.001, row_bytes=1 << 20)
+    assert size.rows(10**6, 4, 1) == 8
+    assert size.rows(1, 1, 5) == 5
+
+
+def test_elements_of_known_size_need_no_first_small_block() -> None:
+    assert BlockSize(away=False, element_bytes=792).rows(2560, 1, 1) == 2560
+    assert BlockSize(away=False, element_bytes=4 << 20).rows(2560, 1, 1) == 2
+
+
+def test_blocks_for_other_processes_grow_until_they_are_worth_their_way() -> None:
+    size = BlockSize(away=True)
+    grown = []
+    for _ in range(12):
+        rows = size.rows(1, 4, 1)
+        grown.append(rows)
+        learn(size, rows, seconds=rows * 10e-6)
+    assert grown == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000]
+
+
+def test_a_slow_input_is_not_asked_for_more_than_is_wanted() -> None:
+    size = BlockSize(away=True)
+    for _ in range(6):
+        learn(size, size.rows(1, 4, 1), seconds=1e-6)
+    assert size.rows(1, 4, 1) == 64
+    for _ in range(3):
+        size.learn_input(0.5)
+    assert size.rows(1, 4, 1) == 8
+
+
+def test_blocks_are_multiples_of_what_the_consumer_takes_together() -> None:
+    size = BlockSize(away=False, together=10)
+    learn(size, rows=3, seconds=0.001)
+    assert [size.rows(limit, 3, 1) for limit in (10, 30, 100)] == [10, 10, 40]
+    assert [size.rows(limit, 1, 1) for limit in (20, 7, 3)] == [20, 7, 3], "a rest is completed, and no more"
+    assert BlockSize(away=False, together=100).rows(200, 2, 1) == 64, "nothing is known of the size of elements"
+
+
+@pytest.mark.parametrize(("away", "together", "rows"), [(False, 3, 6), (False, 10, 8), (True, 20, 20), (True, 40, 16)])
+def test_8_mib_fit_and_a_batch_made_elsewhere_may_be_larger(away: bool, together: int, rows: int) -> None:
+    size = BlockSize(away=away, together=together)
+    learn(size, rows=3, seconds=0.001, row_bytes=1 << 20)
+    assert size.rows(100, 1, 1) == rows
+
+
+def drain(size: BufferSize) -> None:
+    size.filled()
+    size.asked(0)
+
+
+def test_a_buffer_grows_when_it_is_empty_after_it_was_full() -> None:
+    size = BufferSize(2, tuned=True)
+    for _ in range(1000):
+        size.asked(0)
+    assert size.size == 2, "never full: more room would not help"
+    sizes = []
+    for _ in range(12):
+        drain(size)
+        sizes.append(size.size)
+    assert sizes == [4, 8, 16, 32, 64, 128, 256, 512, *[1024] * 4]
+    fixed = BufferSize(3, tuned=False)
+    drain(fixed)
+    assert fixed.size == 3
+
+
+def test_a_buffer_shrinks_when_it_is_always_more_than_half_full() -> None:
+    size = BufferSize(2, tuned=True)
+    for _ in range(3):
+        drain(size)
+    for _ in range(64):
+        size.asked(12)
+    assert size.size == 8
+    for _ in range(63):
+        size.asked(8)
+    size.asked(3)
+    assert size.size == 8
+    for _ in range(64 * 10):
+        size.asked(1024)
+    assert size.size == 2
+
+
+@final
+class Source(OpIterator):
+    """Elements of some bytes, each taking some time on a clock of its own; one of `every` is handed out."""
+
+    def __init__(self, row_bytes: int = 8, row_seconds: float = 0.0, every: int = 1) -> None:
+        self.row_bytes = row_bytes
+        self.row_seconds = row_seconds
+        self.every = every
+        self.now = 0.0
+        self.asked: list[int] = []
+
+    def next_block(self, limit: int) -> Block:
+        self.asked.append(limit)
+        self.now += limit * self.row_seconds
+        return block_of_rows([np.zeros(self.row_bytes, np.uint8)] * max(1, limit // self.every))
+
+    def state_dict(self) -> IteratorState:
+        return {}
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        """There is none."""
+
+
+Ask = Callable[..., list[int]]
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Read from a source for some times, and return the sizes of the requests."""
+
+    def run(source: Source, times: int = 20, most: int = 4096, limit: int = 1 << 40) -> list[int]:
+        monkeypatch.setattr("raydist.pipelines.engine.request_size.time.perf_counter", lambda: source.now)
+        request = RequestSize(most)
+        for _ in range(times):
+            request.read(source, limit)
+        return source.asked
+
+    return run
+
+
+def test_requests_grow_while_elements_are_quick_and_small(ask: Ask) -> None:
+    assert ask(Source(), times=8, most=64) == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert max(ask(Source(), limit=3)) <= 3, "the caller's limit holds"
+    assert set(ask(Source(8, 1.0))) == {1}
+    assert max(ask(Source(8, 0.001))) == 2
+    for row_bytes, most in ((200_000, 8), (1 << 20, 4), (3 << 20, 1), (1 << 16, 16)):
+        assert max(ask(Source(row_bytes))) == most
+
+
+def test_a_source_that_hands_out_fewer_elements_is_asked_for_more(ask: Ask) -> None:
+    assert max(ask(Source(every=10))) == 4096
+    for every in (10_000, 4096):
+        assert max(ask(Source(every=every))) == 32, "so many may come at once, too large or too late"
+
+
+def test_no_more_is_granted_than_there_is() -> None:
+    budget = Budget(5)
+    assert [budget.take(3), budget.take(3), budget.take(3)] == [3, 2, 0]
+    budget.give(2)
+    assert (budget.free, budget.take(9)) == (2, 2)
+
+
+def test_what_is_there_already_is_counted_even_beyond_the_limit() -> None:
+    budget = Budget(5)
+    budget.charge(7)
+    assert (budget.free, budget.take(1)) == (-2, 0)
+    budget.charge(-7)
+    assert budget.take(1) == 1
+
+
+def test_several_threads_never_get_more_together() -> None:
+    budget, taken = Budget(1000), []
+    start = threading.Barrier(4)
+
+    def take() -> None:
+        start.wait(10)
+        taken.append(sum(budget.take(1) for _ in range(500)))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(taken) == 1000
+
+
+def test_defaults_are_the_cores_and_half_of_the_free_memory() -> None:
+    budgets = Budgets(AutotuneOptions())
+    assert budgets.threads.limit == float("inf")
+    assert budgets.tuned_threads == num_cores()
+    free = free_memory() or float("inf")
+    assert 0.3 * free < budgets.ram.limit < 0.7 * free or budgets.ram.limit == float("inf")
+
+
+def test_memory_is_what_is_free() -> None:
+    free = free_memory()
+    assert free is None or 1 << 30 <= free <= max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+@pytest.mark.parametrize(
+    ("limit_name", "limit", "used_name", "free"),
+    [
+        ("memory.max", "1000", "memory.current", [550]),
+        ("memory.max", "max", "memory.current", []),
+        ("memory.limit_in_bytes", "1000", "memory.usage_in_bytes", [550]),
+    ],
+)
+def test_cached_files_of_a_container_are_free(
+    tmp_path: Path, limit_name: str, limit: str, used_name: str, free: list[int]
+) -> None:
+    (tmp_path / limit_name).write_text(f"{limit}\n")
+    (tmp_path / used_name).write_text("800\n")
+    (tmp_path / "memory.stat").write_text("anon 400\nfile 400\nshmem 50\ninactive_file 300\nactive_file 50\n")
+    assert free_in_containers([tmp_path / "none", tmp_path]) == free

@@ -1,0 +1,299 @@
+"""Stages in order: kernels on blocks, threads and their limits."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import pytest
+
+from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.dataset import Dataset
+from raydist.options import Options, Timeouts
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item, StageResult
+from raydist.pipelines.engine.budget import Budget
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import Kernel, StageSpec, join_results, run_stage
+from raydist.pipelines.engine.threads import ThreadExecutor
+from raydist.pipelines.run.plan import open_iterator
+from tests.contracts.op import collect, iterate
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, divide, spec_of
+
+
+@final
+class Later(Pending):
+    def __init__(self, pool: LatePool, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
+        self.pool = pool
+        self.work = (spec, block, starts)
+
+    def result(self) -> StageResult:
+        self.pool.waiting.remove(self)
+        if self.pool.lost:
+            self.pool.lost.pop()
+            self.pool.waiting.appendleft(self)
+            raise UnavailableError("worker 1 is gone")
+        return run_stage(*self.work)
+
+
+@final
+class LatePool(Executor):
+    """An executor that works when a result is requested, and counts the blocks in flight."""
+
+    def __init__(self, window: int, lose: int = 0) -> None:
+        self.window = window
+        self.waiting: deque[Later] = deque()
+        self.most = 0
+        self.lost = [None] * lose
+        self.closed = False
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        self.waiting.append(Later(self, spec, block, starts))
+        self.most = max(self.most, len(self.waiting))
+        return self.waiting[-1]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_window_of_blocks_is_kept_under_way() -> None:
+    pool = LatePool(3)
+    dataset = Dataset.range(50).map(lambda x: x + 1)
+    iterator = open_iterator(dataset._op, seed=0, epoch=0, options=Options(), executor=pool)
+    assert iterator.next_block(4).rows() == [1, 2]
+    assert pool.most == 3
+    assert iterator.next_block(4).rows() == [3, 4]
+    iterator.close()
+    assert not pool.closed, "who made the executor closes it"
+
+
+def test_num_parallel_calls_limits_the_window() -> None:
+    pool = LatePool(5)
+    dataset = Dataset.range(50).map(lambda x: x + 1, num_parallel_calls=2)
+    collect(iterate(dataset, lambda options: pool))
+    assert pool.most == 2
+    assert pool.closed
+
+
+def test_the_index_in_a_note_is_right_behind_a_filter_on_any_executor() -> None:
+    def fails(x: int) -> int:
+        raise ValueError(f"element {x}")
+
+    dataset = Dataset.range(200).filter(lambda x: x % 50 == 49).map(fails)
+    iterator = iterate(dataset, lambda options: LatePool(4))
+    for number in range(4):
+        with pytest.raises(ValueError, match="element") as caught:
+            next(iterator)
+        assert caught.value.__notes__[0].endswith(f"element {number} of its input.")
+    iterator.close()
+
+
+def test_another_kind_of_element_is_an_error_wherever_blocks_are_cut() -> None:
+    dataset = Dataset.range(300).map(lambda x: x if x < 250 else float(x))
+    for pool in (LatePool(1), LatePool(4)):
+        items = collect(iterate(dataset, use(pool)))
+        assert len(items) == 300
+        assert all(item[0] == "SpecError" for item in items[250:])
+
+
+def use(pool: LatePool) -> Callable[[Options], Executor]:
+    return lambda options: pool
+
+
+def test_the_known_kind_is_part_of_the_state() -> None:
+    dataset = Dataset.range(6).map(lambda x: x if x < 3 else float(x))
+    first = iterate(dataset)
+    collect(first, 4)
+    resumed = iterate(dataset)
+    resumed.load_state_dict(first.state_dict())
+    assert [item[0] for item in collect(resumed)] == ["SpecError"] * 2
+
+
+def test_a_lost_worker_loses_no_element() -> None:
+    pools = iter([LatePool(2, lose=1), LatePool(2)])
+    iterator = iterate(Dataset.range(10).map(lambda x: x).batch(5), lambda options: next(pools))
+    with pytest.raises(UnavailableError):
+        next(iterator)
+    assert [batch.tolist() for batch in iterator] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_a_block_that_no_worker_can_work_on_is_an_error_per_element() -> None:
+    @final
+    class Broken(Pending):
+        def result(self) -> StageResult:
+            raise ImportError("no module named 'mine'")
+
+    @final
+    class BrokenPool(Executor):
+        window = 2
+
+        def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+            return Broken()
+
+        def close(self) -> None:
+            """Nothing to stop."""
+
+    items = collect(iterate(Dataset.range(7).map(abs), lambda options: BrokenPool()))
+    assert items == [("ImportError", "no module named 'mine'")] * 7
+
+
+def test_threads_finish_in_any_order_and_deliver_in_one() -> None:
+    later = threading.Event()
+
+    def waits(x: int) -> int:
+        if x == 0:
+            later.wait(20)
+        else:
+            later.set()
+        return x
+
+    assert [int(x) for x in Dataset.range(6).map(waits, num_parallel_calls=3)] == list(range(6))
+
+
+def test_other_structures_become_errors_measured_by_the_first_or_by_what_is_known() -> None:
+    spec = spec_of(SOURCE.map(lambda x: (x,) if x == 0 else x))
+    first = run_stage(spec, block_of(SOURCE), (0,))
+    assert [isinstance(item, ElementError) for item in first.items] == [False] + [True] * 5
+    known = run_stage(spec, block_of(SOURCE), (0,), ("* of int64",))
+    assert [isinstance(item, ElementError) for item in known.items] == [True, False]
+    assert known.signatures == ("* of int64",)
+
+
+def test_a_kernel_that_fails_as_a_whole_is_run_row_by_row() -> None:
+    @final
+    class Picky(Kernel):
+        label = "picky-1"
+
+        @property
+        def uses_index(self) -> bool:
+            return False
+
+        def run(self, block: Block, start: int) -> Sequence[Item]:
+            if 2 in block.columns[0]:
+                raise MemoryError("too large")
+            return [block]
+
+    items = run_stage(StageSpec("stage", (Picky(),)), block_of(SOURCE), (10,)).items
+    assert [item.index if isinstance(item, ElementError) else item.rows() for item in items] == [
+        [0],
+        [1],
+        12,
+        [3],
+        [4],
+        [5],
+    ]
+
+
+def shape_of(result: StageResult) -> list[Any]:
+    """Elements, and errors as their place and kind."""
+    shapes: list[Any] = []
+    for item in result.items:
+        rows = item.rows() if isinstance(item, Block) else [(item.kernel, item.index, type(item.error).__name__)]
+        shapes.extend(rows)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        SOURCE.map(divide),
+        SOURCE.filter(lambda x: x % 2 == 0).map(lambda x: 6 // int(x - 4)).map(lambda x: x + 1),
+        SOURCE.map(lambda x: x if x < 3 else float(x)),
+        SOURCE.filter(lambda x: False),
+    ],
+)
+def test_rows_joined_are_the_block(dataset: Dataset) -> None:
+    spec, block = spec_of(dataset), block_of(SOURCE)
+    starts = tuple(range(100, 100 * len(spec.kernels) + 100, 100))
+    rows = [
+        run_stage(spec, block.slice(row, row + 1), tuple(start + row for start in starts))
+        for row in range(block.num_rows)
+    ]
+    whole, joined = run_stage(spec, block, starts), join_results(spec, rows)
+    assert [error[::2] if isinstance(error, tuple) else error for error in shape_of(joined)] == [
+        error[::2] if isinstance(error, tuple) else error for error in shape_of(whole)
+    ]
+    known = [item for item in shape_of(whole) if isinstance(item, tuple) and item[1] is not None]
+    assert [item for item in shape_of(joined) if isinstance(item, tuple) and item[1] is not None] == known
+    assert (joined.inputs, joined.signatures) == (whole.inputs, whole.signatures)
+
+
+BLOCK = block_of(SOURCE)
+
+
+def test_a_stuck_function_is_an_error_after_the_limit() -> None:
+    release = threading.Event()
+    executor = ThreadExecutor(1, Timeouts(element_s=0.05))
+    pending = executor.submit(spec_of(SOURCE.map(lambda x: release.wait(20))), BLOCK.slice(0, 1), (0,))
+    with pytest.raises(DeadlineExceededError, match=r"Stage stage must finish a block of 1 elements within 0\.05 s"):
+        pending.result()
+    release.set()
+    executor.close()
+
+
+def test_closing_gives_up_what_has_not_begun() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def blocks(x: int) -> bool:
+        begun.set()
+        return release.wait(20)
+
+    executor = ThreadExecutor(1)
+    first = executor.submit(spec_of(SOURCE.map(blocks)), BLOCK.slice(0, 1), (0,))
+    waiting = executor.submit(spec_of(SOURCE.map(blocks)), BLOCK.slice(1, 2), (1,))
+    assert begun.wait(20)
+    threading.Timer(0.02, release.set).start()
+    executor.close()
+    assert len(first.result().items) == 1
+    with pytest.raises(CancelledError, match="closed before this block was begun"):
+        waiting.result()
+    with pytest.raises(CancelledError, match="needs an open executor"):
+        executor.submit(spec_of(SOURCE.map(blocks)), BLOCK, (0,))
+    executor.close()
+
+
+def test_system_exit_in_a_function_reaches_the_caller() -> None:
+    executor = ThreadExecutor(1)
+    pending = executor.submit(spec_of(SOURCE.map(lambda x: exit(3))), BLOCK.slice(0, 1), (0,))
+    with pytest.raises(SystemExit):
+        pending.result()
+    executor.close()
+
+
+def test_closing_beside_who_starts_threads_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, entered, go_on = Budget(), threading.Event(), threading.Event()
+    take = budget.take
+
+    def held(wanted: int) -> int:
+        entered.set()
+        go_on.wait(10)
+        return take(wanted)
+
+    monkeypatch.setattr(budget, "take", held)
+    executor = ThreadExecutor(0, budget=budget)
+    starts = threading.Thread(target=executor.resize, args=(2,))
+    starts.start()
+    assert entered.wait(10)
+    closes = threading.Thread(target=executor.close)
+    closes.start()
+    closes.join(0.2)
+    go_on.set()
+    for thread in (starts, closes):
+        thread.join(10)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("raydist-map")]
+
+
+def test_what_comes_beside_closing_is_refused_or_cancelled() -> None:
+    spec, block = spec_of(SOURCE.map(lambda x: x)), BLOCK.slice(0, 1)
+    for _ in range(50):
+        executor = ThreadExecutor(1, Timeouts(element_s=5.0))
+        executor.submit(spec, block, (0,)).result()
+        closes = threading.Thread(target=executor.close)
+        closes.start()
+        with contextlib.suppress(CancelledError):
+            while True:
+                executor.submit(spec, block, (0,)).result()
+        closes.join(10)
