@@ -117,6 +117,21 @@ def test_news_reach_a_worker_while_its_answer_is_awaited(bench: Bench) -> None:
     assert min(worker.done for worker in workers) >= 3  # each was told, though the first alone held things up
 
 
+def test_workers_learn_how_far_the_replicas_were_when_the_driver_takes_over(bench: Bench) -> None:
+    workers = Worker(steps(6), credit=2), Worker(steps(6, 10), credit=2)
+    made = bench.start(*workers)
+    assert read(made, 0, done=0)
+    made.lend(0)
+    made.release(0, 1)
+    made.release(1, 0)
+    assert [worker.done for worker in workers] == [0, 0]
+    assert made.reclaim().number == 1
+    end = time.monotonic() + 10
+    while min(worker.done for worker in workers) < 1:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_lost_worker_ends_the_pass_and_is_named(bench: Bench) -> None:
     workers = Worker(steps(1)[:1]), Worker(steps(1, 10)[:1])
     made = bench.start(*workers)
