@@ -9,8 +9,8 @@ from typing import final
 import torch
 
 from raydist.core.errors import InvalidArgumentError
+from raydist.core.machine import free_memory
 from raydist.parameter_servers.slices import PsSlice
-from raydist.pipelines.engine.machine import free_memory
 
 
 @final

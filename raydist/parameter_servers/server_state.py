@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 
 from raydist.core.errors import InvalidArgumentError
+from raydist.core.machine import free_memory
 from raydist.parameter_servers.optimizers import state_bytes_per_byte
 from raydist.parameter_servers.requests import (
     AddOptimizer,
@@ -32,7 +33,6 @@ from raydist.parameter_servers.requests import (
 from raydist.parameter_servers.row_table import RowTable
 from raydist.parameter_servers.server_optimizer import ServerOptimizer
 from raydist.parameter_servers.server_slices import PsSlices
-from raydist.pipelines.engine.machine import free_memory
 
 
 class ServerSaver(ABC):

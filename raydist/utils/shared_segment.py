@@ -21,7 +21,7 @@ from typing import final
 
 import torch
 
-from raydist.pipelines.engine.machine import free_memory
+from raydist.core.machine import free_memory
 
 TOKEN_BYTES = 32
 # struct flock: type, whence, start, length, pid (0 for locks of a descriptor).

@@ -27,9 +27,9 @@ from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.cluster.nodes import title_of_this_node
 from raydist.core.errors import CancelledError, RaydistError
 from raydist.core.exception_utils import annotate
+from raydist.core.machine import num_cores
 from raydist.core.values import AUTOTUNE
 from raydist.pipelines.autotune.tuned_executor import local_executor
-from raydist.pipelines.engine.machine import num_cores
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.steps import DealtElements, GlobalBatches, StepSource, WorkerBatches, element_views

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from raydist.pipelines.engine.machine import free_memory
+from raydist.core.machine import free_memory
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")

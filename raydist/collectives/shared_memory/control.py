@@ -17,7 +17,7 @@ import threading
 import time
 from typing import final
 
-from raydist.pipelines.engine.machine import num_cores
+from raydist.core.machine import num_cores
 from raydist.utils.shared_segment import Segment
 
 _SYS_FUTEX, _SYS_SCHED_YIELD = 202, 24  # on x86-64

@@ -6,8 +6,8 @@ import functools
 import threading
 from typing import final
 
+from raydist.core.machine import free_memory, num_cores
 from raydist.options import AutotuneOptions
-from raydist.pipelines.engine.machine import free_memory, num_cores
 
 
 @final

@@ -11,13 +11,13 @@ from typing import final
 import numpy as np
 import pytest
 
+from raydist.core.machine import free_in_containers, free_memory, num_cores
 from raydist.options import AutotuneOptions
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState, StageResult
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.block_size import BlockSize, BufferSize
 from raydist.pipelines.engine.budget import Budget, Budgets
-from raydist.pipelines.engine.machine import free_in_containers, free_memory, num_cores
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
 
