@@ -10,7 +10,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-import transformers
 from torch.nn import functional as F
 
 import raydist as rd
@@ -77,16 +76,6 @@ def test_fit_evaluate_and_predict_are_those_of_one_device(fitted: Fitted, two: r
         expected = plain(**rows).logits
     predicted = model.predict(data, verbose=False)["logits"]
     torch.testing.assert_close(predicted, expected, rtol=fitted.tolerance, atol=fitted.tolerance)
-
-
-def test_a_fitted_model_is_saved_for_transformers(two: rd.MirroredStrategy, tmp_path: Path) -> None:
-    case = TRANSFORMERS["BERT"]
-    model = compiled(two, case)
-    model.fit(rd.Dataset.from_tensor_slices(dict(case.rows)).batch(BATCH), verbose=False)
-    module: Any = model.module
-    module.save_pretrained(tmp_path)
-    again = transformers.BertForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64)
-    assert_same(again.state_dict(), module.state_dict(), 0.0)
 
 
 def test_a_loss_function_takes_the_models_outputs(two: rd.MirroredStrategy) -> None:

@@ -1,12 +1,86 @@
-"""Models of timm, torchvision, diffusers and lightning train on replicas as on one device."""
+"""Tiny models of timm, torchvision, diffusers and lightning train on replicas as on one device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import diffusers
+import lightning
 import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional as F
 
 import raydist as rd
-from tests.hub.harness import check_equal
-from tests.hub.vision import VISION
+from tests.hub.harness import Case, Tensors, check_equal
+from tests.hub.models import CLASSES, labels, noise
+
+
+def image_loss(model: Any, batch: Tensors) -> torch.Tensor:
+    return F.cross_entropy(model(batch["images"]), batch["labels"])
+
+
+def of_timm(name: str) -> Callable[[], Any]:
+    return lambda: timm.create_model(name, num_classes=CLASSES).double()
+
+
+def resnet() -> Any:
+    return torchvision.models.resnet.ResNet(
+        torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES
+    ).double()
+
+
+def unet() -> Any:
+    return diffusers.UNet2DModel(
+        sample_size=8,
+        in_channels=3,
+        out_channels=3,
+        layers_per_block=1,
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    ).double()
+
+
+def denoising_loss(model: Any, batch: Tensors) -> torch.Tensor:
+    return F.mse_loss(model(batch["noisy"], batch["timesteps"]).sample, batch["noise"])
+
+
+class Classifier(lightning.LightningModule):
+    """A module whose `training_step` knows the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return F.cross_entropy(self.net(batch["images"]), batch["labels"])
+
+
+def lightning_loss(model: Any, batch: Tensors) -> torch.Tensor:
+    return model.training_step(batch, 0)
+
+
+PIXELS = {"images": noise(3, 32, 32), "labels": labels()}
+
+STEPS = torch.arange(11) * 80
+
+VISION = {
+    "timm ResNet": Case(of_timm("test_resnet"), PIXELS, image_loss, prepare=rd.SyncBatchNorm.convert),
+    "timm EfficientNet": Case(of_timm("test_efficientnet"), PIXELS, image_loss, prepare=rd.SyncBatchNorm.convert),
+    "timm ViT": Case(of_timm("test_vit"), {**PIXELS, "images": noise(3, 160, 160)}, image_loss),
+    "timm ConvNeXt": Case(of_timm("test_convnext"), PIXELS, image_loss),
+    "torchvision ResNet": Case(resnet, PIXELS, image_loss, prepare=rd.SyncBatchNorm.convert),
+    "diffusers UNet": Case(
+        unet, {"noisy": noise(3, 8, 8), "noise": noise(3, 8, 8, seed=4), "timesteps": STEPS}, denoising_loss
+    ),
+    "LightningModule": Case(Classifier, {"images": noise(3, 4, 4), "labels": labels()}, lightning_loss),
+}
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 

@@ -1,8 +1,10 @@
-"""Training flags, attributes, learning rates and schedules follow in both directions."""
+"""Attributes, learning rates, schedules and states of optimizers follow in both directions."""
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,23 +94,6 @@ def test_attributes_from_the_replicas(mirror: Mirror) -> None:
     assert model.mask.tolist() == [1.0, 1.0]
 
 
-def test_removed_attribute(mirror: Mirror) -> None:
-    model = counter(mirror)
-    mirror.run(lambda: model.count)
-    del model.count
-    assert mirror.run(lambda: hasattr(model, "count")) == [False, False]
-
-
-def test_only_the_change_is_sent(mirror: Mirror) -> None:
-    model = counter(mirror)
-    mirror.run(lambda: model.count)
-    model.count = 5
-    mirror.run(lambda: model.count)
-    assert 0 < mirror.bytes_of_last["writes"] < 300
-    mirror.run(lambda: model.count)
-    assert mirror.bytes_of_last["writes"] == 0
-
-
 def test_held_container_is_written_through(mirror: Mirror) -> None:
     model = counter(mirror)
     limits = model.limits
@@ -139,13 +124,6 @@ def test_scheduler_on_the_driver_without_a_warning(mirror: Mirror) -> None:
             scheduler.step()
     assert rates == [1.0, 0.5, 0.25]
     assert "tensor_images" not in mirror.link.calls
-
-
-def test_mirrored_scheduler_stepped_on_the_driver(mirror: Mirror) -> None:
-    layer, optimizer, scheduler = schedule(mirror)
-    mirror.run(lambda: (train(layer, optimizer), scheduler.last_epoch))
-    scheduler.step()
-    assert mirror.run(lambda: (train(layer, optimizer), scheduler.last_epoch)) == [(0.5, 1)] * 2
 
 
 def test_scheduler_in_the_step(mirror: Mirror) -> None:
@@ -187,27 +165,6 @@ def test_parameter_group_added_later(mirror: Mirror) -> None:
     assert mirror.run(groups) == [[(1.0, 1), (0.5, 2)]] * 2
     assert len(mirror.replicas[0].parameters()) == 3
     assert mirror.run(lambda: optimizer.param_groups[1]["params"][0] is layer.extra.weight) == [True, True]
-
-
-def test_submodule_added_replaced_and_removed(mirror: Mirror) -> None:
-    with mirror.scope():
-        model = nn.Sequential(nn.Linear(2, 2))
-    mirror.run(lambda: len(model))
-    with mirror.scope():
-        model.append(nn.Linear(2, 1))
-    assert mirror.run(lambda: tuple(model(torch.ones(2)).shape)) == [(1,), (1,)]
-    with mirror.scope():
-        model[1] = nn.Linear(2, 3)
-    assert mirror.run(lambda: tuple(model(torch.ones(2)).shape)) == [(3,), (3,)]
-    del model[1]
-    assert mirror.run(lambda: len(model)) == [1, 1]
-
-
-def test_parameter_replaced_by_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
-    mirror.run(lambda: layer.weight.sum().item())
-    with mirror.scope():
-        layer.weight = nn.Parameter(torch.full((1, 2), 3.0))
-    assert mirror.run(lambda: layer.weight.tolist()) == [[[3.0, 3.0]]] * 2
 
 
 def test_forward_hook_of_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
@@ -347,3 +304,88 @@ def test_generator_is_fresh_after_a_refresh(mirror: Mirror) -> None:
     torch.rand(1, generator=plain)
     assert torch.rand(1, generator=generator).item() == torch.rand(1, generator=plain).item()
     mirror.run(lambda: torch.rand(1, generator=generator).item())
+
+
+@pytest.fixture
+def trained() -> tuple[Mirror, nn.Linear, torch.optim.Optimizer, Callable[[], float]]:
+    """Momentum 0.5 and constant gradients of 1, after one step."""
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, momentum=0.5)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        layer(torch.ones(2)).sum().backward()
+        optimizer.step()
+        return float(optimizer.state[layer.weight]["momentum_buffer"][0, 0])
+
+    mirror.run(step)
+    return mirror, layer, optimizer, step
+
+
+Trained = tuple[Mirror, nn.Linear, torch.optim.Optimizer, Callable[[], float]]
+
+
+def test_state_dict_is_fresh(trained: Trained) -> None:
+    mirror, _, optimizer, step = trained
+    assert optimizer.state_dict()["state"][0]["momentum_buffer"].tolist() == [[1.0, 1.0]]
+    mirror.run(step)
+    assert optimizer.state_dict()["state"][0]["momentum_buffer"].tolist() == [[1.5, 1.5]]
+
+
+def test_learning_rate_does_not_fetch_the_state(trained: Trained) -> None:
+    mirror, _, optimizer, _ = trained
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.zero_grad()
+    assert "collect_optimizer_state" not in mirror.link.calls
+
+
+def test_state_written_past_torch(trained: Trained) -> None:
+    mirror, layer, optimizer, step = trained
+    optimizer.state[layer.weight]["momentum_buffer"].data.zero_()
+    assert mirror.run(step) == [1.0, 1.0]
+    optimizer.state[layer.weight]["momentum_buffer"].numpy()[:] = 3
+    assert mirror.run(step) == [2.5, 2.5]
+    assert mirror.run(step) == [2.25, 2.25]
+    assert mirror.bytes_of_last["writes"] == 0
+
+
+def test_load_state_dict(trained: Trained) -> None:
+    mirror, layer, optimizer, step = trained
+    saved = copy.deepcopy(optimizer.state_dict())
+    mirror.run(step)
+    optimizer.load_state_dict(saved)
+    assert mirror.run(step) == [1.5, 1.5]
+    assert mirror.run(lambda: optimizer.param_groups[0]["params"][0] is layer.weight) == [True, True]
+
+
+def test_load_state_dict_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
+    with mirror.scope():
+        optimizer = torch.optim.Adam(layer.parameters(), lr=1.0)
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    counts = mirror.run(lambda: (optimizer.state[layer.weight]["step"].item(), len(optimizer.state)))
+    assert counts == [(1.0, 1)] * 2
+
+
+def test_write_through_a_kept_reference_is_refused(trained: Trained) -> None:
+    mirror, layer, optimizer, step = trained
+    momentum = optimizer.state[layer.weight]["momentum_buffer"]
+    mirror.run(step)
+    momentum.zero_()
+    with pytest.raises(FailedPreconditionError, match="states of SGD must be read"):
+        mirror.run(step)
+    assert optimizer.state[layer.weight]["momentum_buffer"].tolist() == [[1.5, 1.5]]
+    assert mirror.run(step) == [1.75, 1.75]
+
+
+def test_final_state_after_release(trained: Trained) -> None:
+    mirror, layer, optimizer, _ = trained
+    mirror.driver.release()
+    assert optimizer.state[layer.weight]["momentum_buffer"].tolist() == [[1.0, 1.0]]
+    assert layer.weight.tolist() == [[0.0, 1.0]]
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+    assert layer.weight.tolist() == [[-1.5, -0.5]]

@@ -91,24 +91,6 @@ def test_same_program_with_and_without_mirroring() -> None:
     torch.testing.assert_close(mirrored_state, state, rtol=1e-12, atol=0)
 
 
-def test_same_program_after_release(mirror: Mirror) -> None:
-    with mirror.scope():
-        model, optimizer, scheduler = build()
-    data = torch.ones(4, 3, dtype=torch.float64)
-
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        optimizer.step()
-
-    mirror.run(step, data)
-    scheduler.step()
-    mirror.driver.release()
-    step(data)
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == 0.05
-
-
 def test_nothing_is_kept_alive(mirror: Mirror) -> None:
     def train() -> weakref.ref[nn.Module]:
         with mirror.scope():

@@ -19,14 +19,15 @@ from raydist.mirroring.lazy_states import (
     divide_states,
     merge_states,
     restore_states,
-    state_names,
     states_for_rank,
 )
 from raydist.mirroring.replica import MirrorReplica
 from tests.mirroring.in_process import Mirror, rank_of
 
 SCORES = torch.tensor([0.1, 0.9, 0.8, 0.3, 0.6, 0.2, 0.7])
+
 LABELS = torch.tensor([0, 1, 0, 0, 1, 1, 1])
+
 UNEVEN = [slice(0, 5), slice(5, 7)]
 
 
@@ -110,35 +111,6 @@ def test_merged_over_replicas(kind: Any, mirror: Mirror) -> None:
         if kind is torchmetrics.CatMetric:
             computed, expected = computed.sort().values, expected.sort().values
         torch.testing.assert_close(computed, expected)
-
-
-def test_reading_does_not_count_twice(mirror: Mirror) -> None:
-    metric = make(mirror, torchmetrics.SumMetric)
-    step = lambda value: metric.update(value)  # noqa: E731
-    mirror.run(step, PerReplica([1.0, 2.0]))
-    assert metric.compute().item() == 3.0
-    mirror.run(step, PerReplica([1.0, 2.0]))
-    assert mirror.bytes_of_last["writes"] < 300
-    assert metric.compute().item() == 6.0
-
-
-def test_reset_reaches_all(mirror: Mirror) -> None:
-    metric = make(mirror, torchmetrics.SumMetric)
-    step = lambda value: metric.update(value)  # noqa: E731
-    mirror.run(step, PerReplica([1.0, 2.0]))
-    metric.reset()
-    mirror.run(step, PerReplica([10.0, 20.0]))
-    assert metric.compute().item() == 30.0
-
-
-@pytest.mark.parametrize(("kind", "expected"), [(torchmetrics.SumMetric, 106.0), (torchmetrics.MaxMetric, 100.0)])
-def test_update_on_the_driver_counts_once(kind: Any, expected: float, mirror: Mirror) -> None:
-    metric = make(mirror, kind)
-    step = lambda value: metric.update(value)  # noqa: E731
-    mirror.run(step, PerReplica([1.0, 2.0]))
-    metric.update(100.0)
-    mirror.run(step, PerReplica([1.0, 2.0]))
-    assert metric.compute().item() == expected
 
 
 def test_collection_with_shared_states(mirror: Mirror) -> None:
@@ -227,34 +199,6 @@ def test_a_replica_that_has_counted_nothing_yet_adds_nothing(kind: Any) -> None:
     torch.testing.assert_close(metric.compute(), plain.compute())
 
 
-@pytest.mark.parametrize("kind", [Everything, torchmetrics.SumMetric, torchmetrics.MaxMetric])
-def test_what_the_driver_writes_is_read_again(kind: Any) -> None:
-    mirror = Mirror(3)
-    metric, plain = make(mirror, kind), kind()
-    mirror.run(lambda values: metric.update(values), torch.tensor([1.0]))
-    metric.reset()
-    for values in (torch.tensor([1.0, 3.0]), torch.tensor([2.0])):
-        metric.update(values)
-        plain.update(values)
-    mirror.run(lambda: metric.training)
-    torch.testing.assert_close(metric.compute(), plain.compute())
-
-
-def test_held_states_come_back(mirror: Mirror) -> None:
-    metric = make(mirror, torchmetrics.SumMetric)
-    step = lambda value: metric.update(value)  # noqa: E731
-    mirror.run(step, PerReplica([1.0, 2.0]))
-    held = mirror.replicas[1].hold_metrics()
-    mirror.run(step, PerReplica([1.0, 99.0]))
-    mirror.replicas[1].restore_metrics(held)
-    assert metric.compute().item() == 4.0
-
-
-def test_only_metrics_have_states() -> None:
-    assert state_names(torch.nn.Linear(1, 1)) == ()
-    assert state_names(torchmetrics.SumMetric()) == ("sum_value",)
-
-
 @pytest.mark.parametrize("kind", [Everything, torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric])
 def test_what_was_counted_before_the_first_step_counts_once(kind: Any) -> None:
     mirror = Mirror(3)
@@ -295,32 +239,6 @@ def test_statistics_of_several_of_which_none_counted() -> None:
     for rank in (2, 3):
         plain.update(SCORES, LABELS.float() + rank)
     torch.testing.assert_close(metric.compute(), plain.compute())
-
-
-def test_lists_are_in_the_order_of_one_device(mirror: Mirror) -> None:
-    metric = make(mirror, torchmetrics.CatMetric)
-    metric.update(0.0)
-    step = lambda value: metric.update(value)  # noqa: E731
-    mirror.run(step, PerReplica([1.0, 2.0]))
-    mirror.run(step, PerReplica([3.0, 4.0]))
-    assert metric.compute().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    metric.update(5.0)
-    mirror.run(step, PerReplica([6.0, 7.0]))
-    mirror.run(step, PerReplica([8.0, 9.0]))
-    assert metric.compute().tolist() == list(map(float, range(10)))
-    metric.reset()
-    mirror.run(step, PerReplica([1.0, 2.0]))
-    mirror.run(step, PerReplica([3.0, 4.0]))
-    assert metric.compute().tolist() == [1.0, 2.0, 3.0, 4.0]
-
-
-def test_reset_in_a_step(mirror: Mirror) -> None:
-    metric = make(mirror, torchmetrics.CatMetric)
-    metric.update(0.0)
-    mirror.run(lambda value: metric.update(value), PerReplica([1.0, 2.0]))
-    mirror.run(lambda value: (metric.reset(), metric.update(value)), PerReplica([3.0, 4.0]))
-    assert metric.compute().tolist() == [3.0, 4.0]
-    assert metric.update_count == 1
 
 
 def test_what_a_stand_in_counted_is_no_update(mirror: Mirror) -> None:

@@ -1,4 +1,4 @@
-"""Kinds and parts of mirrored objects."""
+"""Kinds and parts of mirrored objects, and the trained state that replicas compare."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from raydist.mirroring.object_kinds import (
     capture_object,
     content_digest,
+    digest_of,
     has_load_hooks,
     has_plain_state,
     held_parameters,
-    is_just_seeded,
-    is_metric,
-    kind_of,
     modules_of,
-    patch_object,
+    trained_state,
 )
 from raydist.mirroring.replica_hooks import note_steps
 from raydist.pickling.attribute_table import attribute_name, changed, seal
@@ -31,29 +31,6 @@ DIGEST = content_digest(lambda obj: 1 if type(obj) is nn.Parameter and obj.dim()
 
 def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
-
-
-@pytest.mark.parametrize(
-    ("obj", "name"),
-    [
-        (nn.Linear(1, 1), "module"),
-        (torchmetrics.SumMetric(), "module"),
-        (optimizer(), "optimizer"),
-        (torch.optim.lr_scheduler.ConstantLR(optimizer()), "scheduler"),
-        (torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer()), "scheduler"),
-        (torch.amp.GradScaler("cpu"), "gradient scaler"),
-        (torch.Generator(), "generator"),
-    ],
-)
-def test_kinds(obj: Any, name: str) -> None:
-    kind = kind_of(obj)
-    assert kind is not None
-    assert kind.name == name
-
-
-@pytest.mark.parametrize("obj", [torch.zeros(1), nn.Parameter(torch.zeros(1)), nn.Linear, {}, 1])
-def test_everything_else_has_none(obj: Any) -> None:
-    assert kind_of(obj) is None
 
 
 def names_of_changes(obj: Any, change: Any) -> list[str]:
@@ -80,30 +57,14 @@ def test_changes_of_a_module(change: Any, expected: list[str]) -> None:
     assert names_of_changes(layer, change) == expected
 
 
-def test_optimizer_state_is_no_control_state() -> None:
+def test_states_of_optimizers_and_metrics_are_no_attributes() -> None:
     def step(sgd: torch.optim.Optimizer) -> None:
         sgd.param_groups[0]["params"][0].grad = torch.ones(1)
         sgd.step()
+        note_steps(sgd, lambda: None)
 
     assert names_of_changes(optimizer(), step) == []
-
-
-def test_what_a_replica_puts_into_an_optimizer_is_no_control_state() -> None:
-    assert names_of_changes(optimizer(), lambda it: note_steps(it, lambda: None)) == []
-
-
-def test_metric_states_are_no_control_state() -> None:
-    metric = torchmetrics.SumMetric()
-    assert is_metric(metric)
-    assert not is_metric(nn.Linear(1, 1))
-    assert set(names_of_changes(metric, lambda m: m.update(1.0))) == set()  # how often counts as a state
-
-
-def test_generator_state() -> None:
-    source, target = torch.Generator().manual_seed(3), torch.Generator()
-    torch.rand(5, generator=source)
-    patch_object(target, changed(capture_object(target, DIGEST), capture_object(source, DIGEST)))
-    assert torch.rand(1, generator=target).item() == torch.rand(1, generator=source).item()
+    assert names_of_changes(torchmetrics.SumMetric(), lambda metric: metric.update(1.0)) == []
 
 
 def test_numbers_that_torch_writes_without_counting() -> None:
@@ -116,13 +77,6 @@ def test_numbers_that_torch_writes_without_counting() -> None:
     assert "_growth_tracker" in names_of_changes(scaler, update)
     scaler._scale.fill_(torch.nan)
     assert names_of_changes(scaler, lambda _: None) == []
-
-
-def test_just_seeded() -> None:
-    generator = torch.Generator().manual_seed(3)
-    assert is_just_seeded(generator)
-    torch.rand(1, generator=generator)
-    assert not is_just_seeded(generator)
 
 
 def noted(*args: object) -> None:
@@ -180,3 +134,36 @@ def patched() -> nn.Module:
 def test_states_of_the_programs_own_making_are_not_plain(make: Callable[[], nn.Module]) -> None:
     assert not has_plain_state(make())
     assert not has_plain_state(Counting(nn.Linear(1, 1).parameters()))
+
+
+def test_names_are_those_of_the_outermost_module() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
+    adam = torch.optim.Adam(model.parameters())
+    model(torch.rand(4, 2)).sum().backward()
+    adam.step()
+    objects = [model[0], model, *model.parameters(), adam]
+    names = [name for name, _ in trained_state(objects)]
+    assert names[:3] == ["Sequential.0.weight", "Sequential.1.weight", "Sequential.1.bias"]
+    assert "Adam.state[Sequential.1.bias].exp_avg" in names
+    assert "Adam.param_groups[0].weight_decay" in names
+    assert not [name for name in names if "running" in name]
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.integers(0, 19), st.integers(0, 31))
+def test_every_bit_counts(values: list[float], place: int, bit: int) -> None:
+    tensor = torch.tensor(values)
+    changed = tensor.clone()
+    changed.view(torch.int32)[place % len(values)] ^= 1 << bit if bit < 31 else -(2**31)
+    assert digest_of(tensor) == digest_of(tensor.clone())
+    assert digest_of(tensor) != digest_of(changed)
+
+
+def test_form_counts() -> None:
+    values = torch.zeros(4)
+    others = [values.view(2, 2), values.double()[:2], torch.zeros(4, dtype=torch.int32), torch.zeros(0), 0.0, 0]
+    digests = [digest_of(value) for value in (values, *others)]
+    assert len(set(digests)) == len(digests)
+    strided = torch.arange(6.0).view(2, 3).t()
+    assert digest_of(strided) == digest_of(strided.contiguous())
+    assert digest_of(torch.tensor([0.0, 2.0]).to_sparse()) == digest_of(torch.tensor([0.0, 2.0]))
+    assert digest_of(torch.ones(3, dtype=torch.bfloat16)) != digest_of(torch.zeros(3, dtype=torch.bfloat16))

@@ -125,15 +125,6 @@ def test_metaclass_of_the_program() -> None:
     assert isinstance(type(own), Counted)
 
 
-def test_undone() -> None:
-    thing = Thing()
-    classes = MirroredClasses(Recorder())
-    classes.mirror(thing)
-    classes.mirror(thing)
-    classes.plain(thing)
-    assert type(thing) is Thing
-
-
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
 def test_copies_are_plain(duplicate: Any) -> None:
     thing = Thing()
@@ -148,17 +139,6 @@ def test_objects_of_built_in_classes_stay_as_they_are() -> None:
     generator = torch.Generator()
     MirroredClasses(Recorder()).mirror(generator)
     assert type(generator) is torch.Generator
-
-
-def test_slots() -> None:
-    class Slotted:
-        __slots__ = ("value",)
-
-    thing: Any = Slotted()
-    thing.value = 1
-    MirroredClasses(Recorder()).mirror(thing)
-    assert thing.value == 1
-    assert not hasattr(thing, "__dict__")
 
 
 class Base(nn.Module):

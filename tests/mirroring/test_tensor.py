@@ -1,4 +1,4 @@
-"""Mirrored parameters in everything else that PyTorch does with parameters."""
+"""Mirrored parameters in everything else that PyTorch does with parameters, and the messages with their values."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from raydist.core.errors import FailedPreconditionError
+from raydist.mirroring.messages import TensorImage, answer, overwrite
+from raydist.mirroring.replica import MirrorReplica
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from tests.mirroring.in_process import Mirror, linear
 
@@ -166,22 +169,47 @@ def test_memory_that_nobody_kept_is_not_shared_after_the_next_step() -> None:
     assert not users.are_there(layer.weight)
 
 
-def test_hash_equality_and_sets() -> None:
-    _, layer = mirrored()
-    assert layer.weight in {layer.weight}
-    assert {layer.weight: 1}[layer.weight] == 1
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.arange(6.0).reshape(2, 3).t(), torch.tensor(2.5), torch.zeros(0, 2), torch.tensor([1.5]).bfloat16()]
+    + [torch.tensor([True, False]), torch.tensor([1 + 2j])],
+)
+def test_image_is_exact(tensor: torch.Tensor) -> None:
+    image = pickle.loads(pickle.dumps(TensorImage.of(tensor)))
+    assert torch.equal(image.tensor(), tensor)
+    assert image.tensor().dtype is tensor.dtype
 
 
-def test_averaged_model() -> None:
-    mirror, layer = mirrored()
-    with mirror.scope():
-        average = torch.optim.swa_utils.AveragedModel(layer)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_image_of_a_sparse_tensor(layout: torch.layout) -> None:
+    dense = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    image = pickle.loads(pickle.dumps(TensorImage.of(dense.to_sparse(layout=layout))))
+    assert image.tensor().layout is layout
+    assert torch.equal(image.tensor().to_dense(), dense)
 
-    def step() -> int:
-        with torch.no_grad():
-            layer.weight.add_(1)
-        average.update_parameters(layer)
-        return int(average.n_averaged)
 
-    assert [mirror.run(step)[0], mirror.run(step)[0]] == [1, 2]
-    assert next(average.parameters()).tolist() == [[2.5, 3.5]]
+def test_overwrite_in_place() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    address = parameter.data_ptr()
+    overwrite(parameter, torch.ones(2))
+    assert (parameter.tolist(), parameter.data_ptr()) == ([1.0, 1.0], address)
+    overwrite(parameter, torch.ones(3, dtype=torch.float64))
+    assert (parameter.dtype, parameter.shape) == (torch.float64, (3,))
+    assert parameter.requires_grad
+
+
+def test_an_expanded_tensor_gets_memory_that_it_can_be_written_to() -> None:
+    tensor = torch.ones(1, 2).expand(3, 2)
+    overwrite(tensor, torch.full((3, 2), 2.0))
+    assert tensor.tolist() == [[2.0, 2.0]] * 3
+    of_one = torch.ones(1, 2).expand(1, 2)
+    address = of_one.data_ptr()
+    overwrite(of_one, torch.zeros(1, 2))
+    assert (of_one.tolist(), of_one.data_ptr()) == ([[0.0, 0.0]], address)
+
+
+@pytest.mark.parametrize("method", [MirrorReplica.parameters, MirrorReplica.tensor_images, len])
+def test_nothing_else_is_answered(method: Any) -> None:
+    with pytest.raises(FailedPreconditionError, match=r"raydist bug: .* methods of MirrorCalls only, got <"):
+        answer(MirrorReplica(0), method)

@@ -18,7 +18,6 @@ from raydist.pickling.attribute_table import (
     Attribute,
     Identity,
     IdentitySnapshot,
-    attribute_name,
     capture,
     changed,
     patch,
@@ -42,11 +41,6 @@ def test_patch_makes_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert repr(mine) == repr(other)  # the order of keys too
 
 
-@given(states)
-def test_nothing_changed(state: dict[str, Any]) -> None:
-    assert changed(seal(capture(state)), capture(copy.deepcopy(state))) == {}
-
-
 def test_containers_keep_their_identity() -> None:
     state: dict[str, Any] = {"groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}
     group = state["groups"][0]
@@ -54,12 +48,6 @@ def test_containers_keep_their_identity() -> None:
     assert state["groups"][0] is group
     assert group["lr"] == 0.2
     assert len(state["groups"]) == 2
-
-
-def test_only_differences_are_named() -> None:
-    before = capture({"a": 1, "b": {"c": [1, 2]}})
-    changes = changed(before, capture({"a": 1, "b": {"c": [1, 3]}}))
-    assert [attribute_name(path) for path in changes] == ["b['c'][1]"]
 
 
 def test_dict_that_becomes_ordered_keeps_its_items() -> None:
@@ -101,12 +89,6 @@ def test_identity_does_not_keep_alive() -> None:
     assert changed(sealed, capture({"x": Thing()}))
 
 
-def test_identity_of_what_takes_no_weak_reference() -> None:
-    value = object()
-    assert Identity(value) == Identity(value)
-    assert Identity(value) != Identity(object())
-
-
 class Handled:
     """Stands for what travels as a handle."""
 
@@ -121,27 +103,18 @@ def snapshot(root: dict[str, Any]) -> IdentitySnapshot | None:
     return snapshot_of(root, digest)
 
 
-def test_what_was_not_touched_is_the_same() -> None:
-    root = {"lr": 0.1, "groups": [{"params": [Handled()], "fn": print}], "empty": {}, "betas": (0.9, 0.99)}
-    seen = snapshot(root)
-    assert seen is not None
-    assert seen(root)
-
-
 def test_there_is_none_of_what_takes_no_weak_reference() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)])
     assert snapshot_of({"optimizer": weakref.ref(optimizer)}, Identity) is None
 
 
-@pytest.mark.parametrize("value", [torch.zeros(2), {1, 2}, [torch.zeros(2)]])
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2), {1, 2}, [torch.zeros(2)], CIRCLE])
 def test_there_is_none_of_what_changes_inside(value: Any) -> None:
     assert snapshot({"value": value}) is None
-
-
-def test_there_is_none_of_what_holds_itself() -> None:
-    circle: list[Any] = []
-    circle.append(circle)
-    assert snapshot({"circle": circle}) is None
 
 
 def test_an_object_that_died_is_not_the_same() -> None:

@@ -1,27 +1,37 @@
-"""Tensors, optimizers, compiled functions and parametrized modules through a pickle."""
+"""Tensors, optimizers, compiled functions, parametrized modules and packed results through a pickle."""
 
 from __future__ import annotations
 
 import functools
+import pickle
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from raydist.core.errors import FailedPreconditionError
+from raydist.core.nest import LEAF, flatten
 from raydist.pickling.pickler import dumps, loads
 from raydist.pickling.torch_objects import (
+    PackedNumber,
+    PackedTensor,
     TensorReducer,
-    match_class,
+    by_fields,
     original_of,
+    pack_tensor,
     reduce_compiled,
-    reduce_parametrized,
     require_step_of_class,
 )
+from raydist.replicas.results import StepResult
+from raydist.replicas.step import PartSource
+from raydist.replicas.step_message import StepMessage
 from tests.mirroring.in_process import Mirror, linear
 
 
@@ -53,13 +63,6 @@ def test_values_strides_and_dtypes(tensor: torch.Tensor) -> None:
 def test_views_that_show_their_memory_otherwise(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tensor = view(torch.tensor([1 + 2j, 3 - 1j]))
     assert torch.equal(through(tensor), tensor)
-
-
-def test_copy_is_private_and_writable() -> None:
-    tensor = torch.zeros(2)
-    copy = through(tensor)
-    copy += 1
-    assert tensor.tolist() == [0.0, 0.0]
 
 
 def test_views_share_memory() -> None:
@@ -275,16 +278,80 @@ def test_read_after_a_step_changed_an_attribute_or_failed(norm: Any, mirror: Mir
     assert type(model[0]).__bases__ == (nn.Linear,)
 
 
-def test_reduction_and_class() -> None:
-    layer: Any = nn.Linear(2, 1)
-    assert reduce_parametrized(layer) is None
-    assert reduce_parametrized(3) is None
-    parametrize.register_parametrization(layer, "weight", Double())
-    reduced = reduce_parametrized(layer)
-    assert reduced is not None
-    twin = reduced[0](*reduced[1])
-    assert type(twin) is nn.Linear
-    reduced[5](twin, reduced[2])
-    assert torch.equal(twin.weight, layer.weight)
-    match_class(twin)
-    assert type(twin).__bases__ == (nn.Linear,)
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def travelled(tensor: torch.Tensor) -> torch.Tensor:
+    packed = pickle.loads(pickle.dumps(pack_tensor(tensor)))
+    return packed if isinstance(packed, torch.Tensor) else packed.unpack()
+
+
+@given(number=st.floats(width=64), dtype=st.sampled_from(FLOATS))
+def test_a_number_arrives_as_it_was(number: float, dtype: torch.dtype) -> None:
+    given_ = torch.tensor(number, dtype=torch.float64).to(dtype)
+    arrived = travelled(given_)
+    assert arrived.dtype is dtype
+    assert arrived.shape == ()
+    assert torch.equal(arrived, given_) or (bool(arrived.isnan()) and bool(given_.isnan()))
+    assert bool(torch.signbit(arrived) == torch.signbit(given_)) or bool(given_.isnan())
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_the_largest_whole_numbers_arrive(dtype: torch.dtype) -> None:
+    most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
+    least = 0 if dtype is torch.bool else torch.iinfo(dtype).min
+    for number in (most, least):
+        arrived = travelled(torch.tensor(number, dtype=dtype))
+        assert arrived.dtype is dtype
+        assert int(arrived) == number
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.uint64])
+def test_what_is_no_plain_number_is_an_array(dtype: torch.dtype) -> None:
+    one = torch.tensor(3, dtype=dtype)
+    assert isinstance(pack_tensor(one), PackedTensor)
+    assert torch.equal(travelled(one), one)
+
+
+def test_the_graph_stays_behind_and_later_changes_do_not_show() -> None:
+    loss = torch.ones((), requires_grad=True) * 2
+    rows = torch.zeros(3)
+    kept, array = pack_tensor(loss), pack_tensor(rows)
+    rows += 1
+    assert isinstance(kept, PackedNumber)
+    assert not kept.unpack().requires_grad
+    assert isinstance(array, PackedTensor)
+    assert array.unpack().tolist() == [0, 0, 0]
+
+
+def test_what_numpy_does_not_know_is_a_tensor() -> None:
+    sparse = torch.eye(2).to_sparse()
+    packed = pack_tensor(sparse)
+    assert isinstance(packed, torch.Tensor)
+    assert packed is not sparse
+    assert torch.equal(packed.to_dense(), torch.eye(2))
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    first: int
+    second: tuple[str, ...] = ()
+    third: dict[str, int] = field(default_factory=dict, compare=False)
+
+    __reduce__ = by_fields
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Packed(1, ("a", "b"), {"x": 3}),
+        PartSource(None, value=b"x", on_host=True),
+        StepMessage(b"headers", ((PartSource(1),), ()), (4, 5)),
+        StepResult(LEAF, (3.0,), absent=True, rows=7),
+        StepResult(flatten({"b": 1, "a": (2, None)})[1], (1, 2, None)),
+    ],
+)
+def test_what_is_read_back_is_equal(value: object) -> None:
+    assert pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)) == value

@@ -1,28 +1,22 @@
-"""What an earlier version wrote still loads: elements kept in files, states of iterators, models.
+"""Files that an earlier version wrote still load: saved data sets, caches, snapshots, models and checkpoints.
 
-`write.py` wrote `files/` with the version before modules and classes moved to other folders.
+`write.py` wrote `files/` with version 0.1.
 """
 
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import raydist as rd
-from raydist.pipelines.stored.fingerprint import fingerprint
-from tests.written_before.graphs import GRAPHS, OF_FILES, negative
 from tests.written_before.models import Net
 
 FILES = Path(__file__).parent / "files"
-STATES: dict[str, Any] = json.loads((FILES / "states.json").read_text())
-FINGERPRINTS: dict[str, Any] = json.loads((FILES / "fingerprints.json").read_text())
 
 
 def refuse(x: np.int64) -> np.int64:
@@ -36,14 +30,10 @@ def test_saved_elements(name: str) -> None:
     assert [str(element["text"]) for element in elements] == list("abcdef")
 
 
-def test_a_cache_and_a_state_in_the_middle_of_it(tmp_path: Path) -> None:
+def test_a_cache(tmp_path: Path) -> None:
     shutil.copytree(FILES / "cache", tmp_path / "cache")
     cached = rd.Dataset.range(20).map(refuse).cache(str(tmp_path / "cache"))
     assert [int(x) for x in cached] == [-x for x in range(20)]
-    written = json.loads((FILES / "cache_state.json").read_text())
-    iterator = iter(rd.Dataset.range(20).map(negative).cache(str(tmp_path / "cache")))
-    iterator.load_state_dict(written["state"])
-    assert [*written["taken"], *map(int, iterator)] == [-x for x in range(20)]
 
 
 def test_a_snapshot_is_found_under_its_fingerprint(tmp_path: Path) -> None:
@@ -52,26 +42,6 @@ def test_a_snapshot_is_found_under_its_fingerprint(tmp_path: Path) -> None:
     snapshot = rd.Dataset.range(20).map(np.negative).snapshot(str(tmp_path / "snapshot"))
     assert [int(x) for x in snapshot] == [-x for x in range(20)]
     assert sorted(path.name for path in (tmp_path / "snapshot").iterdir()) == before
-
-
-def test_every_pipeline_has_a_state() -> None:
-    assert set(STATES) == set(GRAPHS)
-
-
-@pytest.mark.parametrize("name", STATES)
-def test_a_state_goes_on(name: str) -> None:
-    iterator = GRAPHS[name]().as_numpy_iterator()
-    iterator.load_state_dict(STATES[name]["state"])
-    assert [repr(item) for item in iterator] == STATES[name]["rest"]
-
-
-@pytest.mark.parametrize("name", FINGERPRINTS["graphs"])
-def test_a_graph_keeps_its_fingerprint(name: str) -> None:
-    """Or every snapshot of it would be written again."""
-    if not platform.python_version().startswith(f"{FINGERPRINTS['python']}."):
-        name = "range"  # functions count by their byte code, which is another one here
-    graph = {**GRAPHS, **OF_FILES}[name]()
-    assert fingerprint(graph._op) == FINGERPRINTS["graphs"][name]
 
 
 def test_a_model_of_a_users_class() -> None:

@@ -5,42 +5,22 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import platform
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 import raydist as rd
-from tests.written_before.graphs import GRAPHS, OF_FILES, negative
 from tests.written_before.models import Net
-
-FINGERPRINTS = ("raydist.pipelines.stored.fingerprint", "raydist.pipelines.fingerprint")  # where it was and is
-
-
-def fingerprint(dataset: rd.Dataset) -> str:
-    for name in FINGERPRINTS:
-        try:
-            found: Any = importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-        return str(found.fingerprint(dataset._op))
-    raise ModuleNotFoundError(f"One of {FINGERPRINTS} must be there.")
 
 
 def write_saved(root: Path) -> None:
     rows = rd.Dataset.from_tensor_slices({"x": np.arange(12.0).reshape(6, 2), "text": list("abcdef")})
     rows.save(root / "saved")
     rows.save(root / "saved_parquet", compression="ZSTD", format="parquet")
-    cached = rd.Dataset.range(20).map(negative).cache(str(root / "cache"))
-    list(cached)
-    iterator = iter(cached)
-    taken = [int(next(iterator)) for _ in range(7)]
-    (root / "cache_state.json").write_text(json.dumps({"taken": taken, "state": iterator.state_dict()}))
+    list(rd.Dataset.range(20).map(np.negative).cache(str(root / "cache")))
     list(rd.Dataset.range(20).map(np.negative).snapshot(str(root / "snapshot")))
 
 
@@ -72,24 +52,9 @@ def write_checkpoint(root: Path) -> None:
     (root / "checkpoint.json").write_text(json.dumps(expected))
 
 
-def write_states(root: Path) -> None:
-    states: dict[str, Any] = {}
-    for name, make in GRAPHS.items():
-        iterator = make().with_options(rd.Options(seed=11)).as_numpy_iterator()
-        for _ in range(3):
-            next(iterator, None)
-        state = iterator.state_dict()
-        states[name] = {"state": state, "rest": [repr(item) for item in iterator]}
-    (root / "states.json").write_text(json.dumps(states, indent=1))
-    marks = {name: fingerprint(make()) for name, make in {**GRAPHS, **OF_FILES}.items()}
-    python = ".".join(platform.python_version_tuple()[:2])  # functions count by their code, which differs by version
-    (root / "fingerprints.json").write_text(json.dumps({"python": python, "graphs": marks}, indent=1))
-
-
 if __name__ == "__main__":
     directory = Path(sys.argv[1]).resolve()
     directory.mkdir(parents=True, exist_ok=True)
     write_saved(directory)
     write_model(directory)
     write_checkpoint(directory)
-    write_states(directory)

@@ -1,4 +1,4 @@
-"""Buffers that differ between replicas: choosing an aggregation, combining and dividing values."""
+"""Buffers, which may differ between replicas: aggregations, what a step assigns, and shares of values that add up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from torch import nn
 
 import raydist as rd
 from raydist.core.values import PerReplica
-from raydist.mirroring.aggregation import Aggregation, Aggregations, aggregate, share_of, wide
+from raydist.mirroring.aggregation import aggregate, share_of, wide
+from raydist.mirroring.apply_update import ReplicaBuffers
+from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.replica import MirrorReplica
+from raydist.mirroring.tensor import MirroredTensor
 from tests.mirroring.in_process import Mirror, rank_of
 
 
@@ -67,22 +70,6 @@ def test_what_the_driver_writes_is_divided_and_reads_the_same(
     assert module.held.item() == value
 
 
-def test_what_was_there_before_the_first_step_is_divided() -> None:
-    mirror = Mirror(3)
-    module = holder(mirror, 7, aggregation="sum")
-    assert mirror.run(lambda: module.held.item()) == [3, 2, 2]
-    assert module.held.item() == 7
-
-
-def test_a_sum_saved_on_two_is_restored_on_three() -> None:
-    two, three = Mirror(2), Mirror(3)
-    saved, restored = (holder(mirror, aggregation="sum") for mirror in (two, three))
-    two.run(lambda rank: saved.held.fill_(rank + 1.0).sum(), rank_of(two))
-    restored.load_state_dict(saved.state_dict())
-    assert three.run(lambda: restored.held.item()) == [1.0, 1.0, 1.0]
-    assert restored.held.item() == 3.0
-
-
 def test_the_default_is_the_mean_of_floats_and_the_first_of_the_rest(mirror: Mirror) -> None:
     floats, count = holder(mirror, [0.0]), holder(mirror, [0])
     mirror.run(lambda rank: (floats.held.fill_(rank), count.held.fill_(rank + 3)), rank_of(mirror))
@@ -97,14 +84,6 @@ def test_chosen_later_the_value_stays_and_steps_add_to_it(mirror: Mirror) -> Non
     mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
     assert module.held.item() == 6.0
     assert on_replicas(mirror) == [2.5, 3.5]
-
-
-def test_chosen_again_the_last_choice_holds(mirror: Mirror) -> None:
-    module = holder(mirror, aggregation="sum")
-    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
-    rd.set_aggregation(module, "held", aggregation="first")
-    mirror.run(lambda rank: module.held.add_(rank).sum(), rank_of(mirror))
-    assert module.held.item() == 3.0
 
 
 def test_by_the_path_from_an_outer_module(mirror: Mirror) -> None:
@@ -140,27 +119,6 @@ def test_copies_have_it_too(inside: bool, mirror: Mirror) -> None:
     assert mirror.run(lambda: twin.held.item()) == [1.5, 1.5]
     mirror.run(lambda: twin.held.add_(1.0).sum())
     assert (module.held.item(), twin.held.item()) == (3.0, 5.0)
-
-
-def test_a_buffer_that_a_step_assigns_anew(mirror: Mirror) -> None:
-    module = holder(mirror, aggregation="sum")
-
-    def step(rank: int) -> None:
-        module.held = module.held + rank + 1
-
-    for _ in range(2):
-        mirror.run(step, rank_of(mirror))
-    assert module.held.item() == 6.0
-
-
-@pytest.mark.parametrize("source", [0, 1])
-def test_a_failed_step_loses_no_share(source: int) -> None:
-    mirror = Mirror(3)
-    module = holder(mirror, aggregation="sum")
-    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
-    mirror.driver.reset(source)
-    assert module.held.item() == 6.0
-    assert on_replicas(mirror) == [1.0, 2.0, 3.0]
 
 
 def test_a_new_replica_adds_nothing() -> None:
@@ -255,20 +213,6 @@ def test_in_a_step_it_is_refused() -> None:
         strategy.run(lambda: rd.set_aggregation(module, "held", aggregation="sum"))
 
 
-def test_what_is_written_is_known_in_order() -> None:
-    found, module = Aggregations(), Holder(aggregation="sum", synchronization="on_write")
-    found.update([(1, module), (2, module.held)], lambda obj: 2 if obj is module.held else 1)
-    assert found.written() == [(2, "sum")]
-    assert found.of(2, module.held) == Aggregation("on_write", "sum")
-    assert not found.of(2, module.held).is_gathered
-    found.forget(2)
-    assert found.of(2, module.held) == Aggregation("on_read", "mean")
-
-
-def test_parameters_are_read_from_the_first() -> None:
-    assert Aggregations().of(1, nn.Parameter(torch.zeros(1))) == Aggregation("on_read", "first")
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 4),
@@ -350,3 +294,108 @@ def test_sums_are_of_the_type_of_what_is_added() -> None:
     assert aggregate([torch.tensor(200, dtype=torch.uint8), torch.tensor(5, dtype=torch.uint8)], "sum").item() == 205
     assert wide(torch.tensor(1.0)).dtype is torch.float64
     assert wide(torch.tensor(1, dtype=torch.int8)).dtype is torch.int64
+
+
+class Averaging(nn.Module):
+    """Keeps an average and a count, and assigns them anew."""
+
+    mean: torch.Tensor
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: float) -> float:
+        self.mean = 0.5 * self.mean + x
+        self.count = self.count + 1
+        return self.mean.item()
+
+
+def averaging(mirror: Mirror) -> Averaging:
+    with mirror.scope():
+        return Averaging()
+
+
+def test_statistics_that_a_step_assigns_are_read_as_their_mean(mirror: Mirror) -> None:
+    module = averaging(mirror)
+    for step, (values, mean) in enumerate([([0.0, 1.0], 0.5), ([0.0, 1.5], 0.75), ([0.0, 1.75], 0.875)], 1):
+        assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == values
+        assert (module.mean.item(), module.count.item()) == (mean, step)
+        assert type(module.mean) is MirroredTensor
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+def test_what_the_driver_writes_replaces_what_a_step_assigned(read_first: bool, mirror: Mirror) -> None:
+    module = averaging(mirror)
+    mirror.run(lambda rank: module(float(rank)), rank_of(mirror))
+    if read_first:
+        assert module.mean.item() == 0.5
+    module.mean.fill_(8.0)
+    module.count.zero_()
+    assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == [4.0, 5.0]
+    assert (module.mean.item(), module.count.item()) == (4.5, 1)
+
+
+def test_another_replica_takes_over_what_a_step_assigned(mirror: Mirror) -> None:
+    module = averaging(mirror)
+    mirror.run(lambda rank: module(float(rank)), rank_of(mirror))
+    exported = mirror.replicas[1].export_buffers()
+    assert [buffer.tolist() for buffer in exported] == [[1.0], 1]
+    mirror.replicas[0].import_buffers(exported)
+    assert module.mean.item() == 1.0
+    mirror.driver.reset()
+    assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == [0.5, 1.5]
+
+
+def test_a_cast_on_the_driver_leaves_statistics_that_follow(mirror: Mirror) -> None:
+    with mirror.scope():
+        norm = nn.BatchNorm1d(1, momentum=0.5, affine=False)
+
+    def step(rank: int, kind: torch.dtype) -> Any:
+        return norm(torch.ones(2, 1, dtype=kind) * 2 * rank).sum().item()
+
+    mirror.run(step, rank_of(mirror), torch.float32)
+    norm.double()
+    for mean in (0.75, 0.875):
+        mirror.run(step, rank_of(mirror), torch.float64)
+        assert norm.running_mean is not None
+        assert (norm.running_mean.item(), norm.running_mean.dtype) == (mean, torch.float64)
+    assert norm.num_batches_tracked is not None
+    assert norm.num_batches_tracked.item() == 3
+
+
+def test_a_buffer_of_two_modules_that_one_of_them_replaces_stays_the_others(mirror: Mirror) -> None:
+    with mirror.scope():
+        first, second = Averaging(), Averaging()
+        second.mean = first.mean
+    mirror.run(lambda: (first(1.0), second.mean.item()))
+    assert (first.mean.item(), second.mean.item()) == (1.0, 0.0)
+
+
+def table_of(*objects: Any) -> ReplicaTable:
+    table = ReplicaTable()
+    for handle, obj in enumerate(objects):
+        table.add(handle, obj)
+    return table
+
+
+def test_only_values_are_put_back() -> None:
+    module, other = Averaging(), torch.ones(3)
+    mean, count = module.mean, module.count
+    places = ReplicaBuffers(table_of(module, mean, count, other), 0, 1)
+    places.note_places(0)
+    module.mean = torch.full((2,), 7.0)
+    del module.count
+    places.settle()
+    assert module.mean is mean
+    assert mean.tolist() == [7.0, 7.0]
+    assert "count" not in module._buffers
+    module.mean = other  # a mirrored one
+    places.settle()
+    assert module.mean is other
+    places.forget(0)
+    module.mean = torch.zeros(1)
+    places.settle()
+    assert module.mean is not mean

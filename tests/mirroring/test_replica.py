@@ -1,7 +1,8 @@
-"""One replica's half: order of parameters, buffers and metrics of other replicas, taking over a whole replica."""
+"""One replica's half: its parameters, taking over the state of another replica, and merged states for a save."""
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ from torchmetrics import MeanMetric
 import raydist as rd
 from raydist.checkpoints.object_state import STATES_BY_RANK
 from raydist.checkpoints.shards import MergedStates
-from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.replica import MirrorReplica
 from raydist.pickling.pickler import loads
@@ -32,19 +32,6 @@ def test_parameters_come_in_one_order() -> None:
     shapes = [[tuple(parameter.shape) for parameter in replica.parameters()] for replica in mirror.replicas]
     assert shapes == [[(1, 3), (1, 2)]] * 3
     assert all(type(parameter) is nn.Parameter for parameter in mirror.replicas[1].parameters())
-
-
-def test_buffers_of_another_replica(mirror: Mirror) -> None:
-    with mirror.scope():
-        norm = nn.BatchNorm1d(1, momentum=1.0)
-    mirror.run(lambda rank: norm(torch.tensor([[0.0], [4.0]]) + 2 * rank).sum().item(), rank_of(mirror))
-    exported = mirror.replicas[0].export_buffers()
-    norms = [replica._table.items() for replica in mirror.replicas]
-    mirror.replicas[1].import_buffers(exported)
-    assert [tensor.tolist() for tensor in mirror.replicas[1].export_buffers()] == [t.tolist() for t in exported]
-    assert len(norms[0]) == 6
-    assert norm.running_mean is not None
-    assert norm.running_mean.tolist() == [2.0]
 
 
 def trained(mirror: Mirror) -> tuple[Any, torch.optim.Optimizer, torchmetrics.Metric]:
@@ -154,11 +141,6 @@ def test_prepared_but_not_dispatched(mirror: Mirror, layer: nn.Linear) -> None:
     layer.weight.data.fill_(3.0)
     mirror.driver.prepare(step)
     assert mirror.run(step) == [[[3.0, 3.0]]] * 2
-
-
-def test_unknown_digest() -> None:
-    with pytest.raises(FailedPreconditionError, match="raydist bug: replica 3"):
-        MirrorReplica(3).apply(StepPayload(digest=b"never sent"), ())
 
 
 class Meeting:
@@ -294,3 +276,25 @@ def test_metrics_in_modules_are_merged_where_the_modules_state_has_them() -> Non
         after = mine["model"].state_dict()
         assert torch.equal(after["kept.0.mean_value"], before["kept.0.mean_value"])
         assert len(after["kept.0.seen"]) == len(before["kept.0.seen"])
+
+
+def test_optimizers_whose_state_was_replaced_are_told_once() -> None:
+    mirror = Mirror(1)
+    with mirror.scope():
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+
+    mirror.run(step)
+    saved = copy.deepcopy(optimizer.state_dict())
+    mirror.run(step)
+    replica: Any = mirror.replicas[0]
+    assert replica.take_loaded_states() == frozenset()
+    optimizer.load_state_dict(saved)
+    mirror.run(step)
+    (handle,) = replica.take_loaded_states()
+    assert isinstance(replica.object_of(handle), torch.optim.Adam)
+    assert replica.take_loaded_states() == frozenset()

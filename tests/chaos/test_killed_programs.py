@@ -1,0 +1,188 @@
+"""Programs that save and resume are killed: rows, curves and states are as if nothing had happened.
+
+`make test` kills each program 10 times at random moments, and loops once at each failpoint. `make chaos` kills more
+often, and also kills programs on two replicas.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from raydist.core.failpoints import KNOWN_FAILPOINTS
+from tests.chaos.extent import how_many
+from tests.chaos.programs.planted_bugs import PLANTED, POWER_BUGS
+from tests.resuming.lives import ForkedLives, FreshLives, Lives, TrialProgram
+from tests.resuming.trials import AfterBegin, AtFailpoint, TrialReport, Trials, random_deaths
+from tests.summary.reading import curves
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[ForkedLives]:
+    """A process that forks the programs: its imports take seconds."""
+    with ForkedLives(("torchmetrics", "tensorboardX", "tests.chaos.programs.own_loop")) as forked:
+        yield forked
+
+
+@pytest.fixture
+def cluster_address(ray_cluster: None) -> dict[str, str]:
+    """The environment of a process that joins the session's cluster."""
+    import ray
+
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+
+
+SAVING = tuple(name for name in KNOWN_FAILPOINTS if name.startswith("checkpoint"))
+
+
+def trials(
+    lives: Lives,
+    script: str,
+    folder: Path,
+    *arguments: str,
+    power_fails: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Trials:
+    """Of a script in `programs/`."""
+    program = TrialProgram(ROOT / "tests" / "chaos" / "programs" / script, arguments, limit_s=120.0)
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environment or {})}
+    return Trials(lives, program, folder / "_".join(arguments), environment=environment, power_fails=power_fails)
+
+
+def killed_at_random(trial: Trials, kills: int, *, once_begun: bool = False) -> TrialReport:
+    """Programs that die up to three times, until there were so many deaths.
+
+    Args:
+        trial: Of the program.
+        kills: How many.
+        once_begun: Whether lives end once they have restored what they found only: those with replicas start for long.
+    """
+    expected = trial.undisturbed()
+    began = time.monotonic()
+    worked_s = trial.undisturbed().worked_s  # now that all is warm
+    whole_s = time.monotonic() - began
+    report, rng = TrialReport(), random.Random(0)
+    while report.kills < kills and not report.problems:
+        deaths = random_deaths(rng, worked_s, kind=AfterBegin) if once_begun else random_deaths(rng, whole_s)
+        report.add(trial.disturbed(deaths, expected))
+    print(
+        f"{report.trials} programs, {report.kills} lives ended at random moments, {whole_s:.2f} s a whole one, "
+        f"{worked_s:.2f} s of it work"
+    )
+    return report
+
+
+def killed_at_failpoints(trial: Trials, times: int) -> tuple[TrialReport, int]:
+    """Programs that die at each failpoint, at the first `times` passages that matter; and how many deaths that is."""
+    expected = trial.undisturbed()
+    report, kills = TrialReport(), 0
+    for name in KNOWN_FAILPOINTS:
+        for time_of_it in range(1, 1 + times):
+            deaths = deaths_at(name, time_of_it)
+            kills += len(deaths)
+            report.add(trial.disturbed(deaths, expected))
+    print(f"{report.trials} programs, {report.kills} lives ended at {len(KNOWN_FAILPOINTS)} failpoints")
+    return report, kills
+
+
+def deaths_at(name: str, time_of_it: int) -> list[AtFailpoint]:
+    """One at a failpoint; where there must be something to clean up, another one before it."""
+    part = name.partition(".")[0]
+    if part == "cleanup":
+        return [AtFailpoint("checkpoint.within_manifest", 2 + time_of_it), AtFailpoint(name)]
+    return [AtFailpoint(name, 1 if part == "lease" else 2 + time_of_it)]
+
+
+def is_caught(right: Trials, wrong: Trials) -> bool:
+    """Whether a program with a bug is told from one without, which dies at some failpoint of its saves."""
+    expected = right.undisturbed()
+    return any(wrong.disturbed([AtFailpoint(name, 7)], expected).problems for name in SAVING)
+
+
+LOOP = "own_loop.py"
+
+LOOP_KILLS = how_many(some=10, many=200)
+
+KILLS_ON_REPLICAS = how_many(some=0, many=20)
+
+TIMES = how_many(some=1, many=5)  # that a failpoint is passed
+
+
+@pytest.mark.timeout(60 + 4 * LOOP_KILLS)
+def test_loops_are_killed_at_random_moments(lives: ForkedLives, tmp_path: Path) -> None:
+    report = killed_at_random(trials(lives, LOOP, tmp_path, "one_device"), LOOP_KILLS)
+    assert report.problems == []
+    assert report.kills >= LOOP_KILLS
+
+
+@pytest.mark.timeout(120 * TIMES)
+def test_loops_are_killed_at_every_failpoint_as_the_power_fails(lives: ForkedLives, tmp_path: Path) -> None:
+    report, kills = killed_at_failpoints(trials(lives, LOOP, tmp_path, "one_device", power_fails=True), TIMES)
+    assert report.problems == []
+    assert report.kills == kills
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_caught(lives: ForkedLives, tmp_path: Path, bug: str) -> None:
+    right = trials(lives, LOOP, tmp_path / "right", "one_device")
+    wrong = trials(lives, LOOP, tmp_path / "wrong", "one_device", bug, power_fails=bug in POWER_BUGS)
+    assert is_caught(right, wrong)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(KILLS_ON_REPLICAS == 0, reason="make chaos runs it: each life starts replicas")
+@pytest.mark.parametrize("program", [LOOP, "fit.py"])
+def test_programs_on_two_replicas_are_killed_at_random_moments(
+    program: str, tmp_path: Path, cluster_address: dict[str, str]
+) -> None:
+    with FreshLives() as fresh:
+        trial = trials(fresh, program, tmp_path, "mirrored", environment=cluster_address)
+        report = killed_at_random(trial, KILLS_ON_REPLICAS, once_begun=True)
+    assert report.problems == []
+
+
+FIT = "fit.py"
+
+FIT_KILLS = how_many(some=10, many=50)
+
+EPOCHS, BATCHES = 3, 8
+
+
+def check_curves(trial: Trials) -> None:
+    """Steps of curves, and lines of the table, of the last program."""
+    logs = trial.kept / "logs"
+    steps = {name: [step for step, _ in curves(logs / "train").scalars(name)] for name in ("batch_loss", "epoch_loss")}
+    assert sorted(set(steps["batch_loss"])) == steps["batch_loss"]
+    assert len(steps["batch_loss"]) == EPOCHS * BATCHES
+    assert len(steps["epoch_loss"]) == EPOCHS
+    with (trial.kept / "log.csv").open() as table:
+        assert [line["epoch"] for line in csv.DictReader(table)] == [str(epoch) for epoch in range(EPOCHS)]
+
+
+@pytest.mark.timeout(60 + 6 * FIT_KILLS)
+def test_fits_are_killed_at_random_moments(lives: ForkedLives, tmp_path: Path) -> None:
+    trial = trials(lives, FIT, tmp_path, "one_device")
+    report = killed_at_random(trial, FIT_KILLS)
+    assert report.problems == []
+    assert report.kills >= FIT_KILLS
+
+
+@pytest.mark.parametrize("save", [3, 4, 5, 10])  # saves 4, 8, 12: the end of an epoch
+def test_curves_have_no_gap(lives: ForkedLives, tmp_path: Path, save: int) -> None:
+    trial = trials(lives, FIT, tmp_path, "one_device")
+    expected = trial.undisturbed()
+    assert [set(rows) for rows in expected.rows.values()] == [{epoch} for epoch in range(1, EPOCHS + 1)]
+    check_curves(trial)
+    report = trial.disturbed([AtFailpoint("checkpoint.before_rename", save)], expected)
+    assert report.problems == []
+    check_curves(trial)
