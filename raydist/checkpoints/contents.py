@@ -43,8 +43,10 @@ class CheckpointContents:
 
     def __init__(self, objects: Mapping[str, Any], gradients: bool = False) -> None:
         self._objects = dict(objects)
-        self._added: Mapping[str, Any] = {}
-        self._added_before: Mapping[str, Any] = {}
+        self._fit_objects: Mapping[
+            str, Any
+        ] = {}  # of the current `fit`, or of the last one if it ended without an error
+        self._includes_fit = False
         self._gradients = gradients
         self._overrides: Mapping[str, Any] = {}
         self._strategy: weakref.ref[TrainingStrategy] | None = None
@@ -61,7 +63,7 @@ class CheckpointContents:
 
     def named(self) -> dict[str, Any]:
         """Return all objects by name, with the current members of dicts and lists."""
-        named = self._own_and_added()
+        named = self._own_and_fit()
         named = {**named, **_rows_of(named), **self._step_beside(named)}
         if self._gradients:
             aliases = aliases_of(named)
@@ -73,12 +75,12 @@ class CheckpointContents:
     def _find_strategy(self) -> TrainingStrategy | None:
         """Return the strategy whose global step is saved; searched again at each call until exactly one is found."""
         known = None if self._strategy is None else self._strategy()
-        found = training_strategy(_modules(self._own_and_added()).values()) if known is None else known
+        found = training_strategy(_modules(self._own_and_fit()).values()) if known is None else known
         self._strategy = None if found is None else weakref.ref(found)
         return found
 
-    def _own_and_added(self) -> dict[str, Any]:
-        return named_objects({**self._objects, **self._added})
+    def _own_and_fit(self) -> dict[str, Any]:
+        return named_objects({**self._objects, **(self._fit_objects if self._includes_fit else {})})
 
     def _step_beside(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """Return the global step counter if the program uses one and the named objects do not include it."""
@@ -104,26 +106,27 @@ class CheckpointContents:
         return {**named, _STEP: counter, **beside}
 
     @contextlib.contextmanager
-    def adding(self, objects: Mapping[str, Any]) -> Iterator[None]:
-        """Add objects for the `with` block, and again in `adding_again` if the block ends without an error."""
+    def during_fit(self, objects: Mapping[str, Any]) -> Iterator[None]:
+        """Include the objects of a `fit` in the checkpoint for the `with` block."""
         if taken := sorted(self._objects.keys() & objects.keys()):
             raise InvalidArgumentError(f"A checkpoint must not have an object called {taken[0]!r} here. Rename it.")
-        self._added, self._added_before = dict(objects), {}
-        try:
-            self.named()  # raises for an object without state
-            yield
-            self._added_before = self._added
-        finally:
-            self._added = {}
+        self._fit_objects = dict(objects)
+        with self.with_last_fit():
+            try:
+                self.named()  # raises for an object without state
+                yield
+            except BaseException:
+                self._fit_objects = {}
+                raise
 
     @contextlib.contextmanager
-    def adding_again(self) -> Iterator[None]:
-        """Add the objects of the last `adding` for the `with` block: the next `fit` can resume after the last save."""
-        before, self._added = self._added, self._added or self._added_before
+    def with_last_fit(self) -> Iterator[None]:
+        """Include the objects of the last `fit` for the `with` block: a save after a `fit` lets the next one resume."""
+        before, self._includes_fit = self._includes_fit, True
         try:
             yield
         finally:
-            self._added = before
+            self._includes_fit = before
 
     @contextlib.contextmanager
     def overriding(self, states: Mapping[str, Any]) -> Iterator[None]:

@@ -1,4 +1,9 @@
-"""The driver's half of a run that draws batches itself: a thread polls the replicas for wanted saves."""
+"""Saves during a run whose step function draws batches itself: the driver's half.
+
+While such a run is under way, the driver cannot call `save` between two steps. A thread polls the first replica for
+saves that the step function requested, writes the driver's own states (as they were when the run began), makes the
+replicas write theirs, and commits the checkpoint. On preemption the thread makes all replicas stop at the same draw.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,12 @@ from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.checkpoints.capture import Capture, CapturedObject, captured_object, file_stems
 from raydist.checkpoints.checkpoint import StartedSave
 from raydist.checkpoints.loop_commands import (
-    IteratorPlace,
+    IteratorPosition,
     LoopCommand,
     LoopCount,
-    LoopNews,
     ManagerCommand,
+    RequestedSave,
     SaveOutcome,
-    WantedSave,
 )
 from raydist.checkpoints.object_state import PendingGradients, aliases_of, class_of_state, kind_of_state
 from raydist.checkpoints.replica_loop import ReplicaLoops
@@ -39,7 +43,7 @@ from raydist.pipelines.formats.files import shown_uri
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
-_LOOK_S = 0.05  # between two polls of the first replica, each of which costs 1 ms of the replica's CPU time
+_POLL_S = 0.05  # between two polls of the first replica, each of which costs 1 ms of the replica's CPU time
 
 
 class LoopHost(Protocol):
@@ -70,10 +74,10 @@ class LoopHost(Protocol):
 
 @final
 class ManagedLoop:
-    """One manager in one run. The program's thread creates the command; the thread that polls the run writes saves.
+    """One manager in one run. The program's thread calls `command`; the polling thread calls `write`.
 
     Attributes:
-        left: Exception that ends the process, once the save for it is written.
+        preempted: Exception that ends the process, once the save before preemption is written.
     """
 
     def __init__(
@@ -85,23 +89,25 @@ class ManagedLoop:
         self._exit_code = exit_code
         self._iterators = tuple(iterators)
         self._capture = Capture({})
-        self._read: dict[str, tuple[int, Mapping[str, Any]]] = {}  # iterator that the object follows, own state
+        # Datasets and iterators that have the position of an iterator of the run, by name: the index of that iterator,
+        # and the object's state without the position.
+        self._positioned: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._terms = ShardTerms()
         self._objects: dict[str, Any] = {}
-        self.left: Preempted | None = None
+        self.preempted: Preempted | None = None
 
     def command(self, remote: LoopHost) -> ManagerCommand:
         """Return the command for the replicas. Copies the driver's own states, as of the beginning of the run."""
         saves = self._saves
         self._objects = named = saves.contents.named()
-        self._read = {name: found for name, obj in named.items() if (found := self._followed(obj)) is not None}
+        self._positioned = {name: found for name, obj in named.items() if (found := self._iterator_of(obj)) is not None}
         handles, gradients = self._handles(remote), self._gradients(remote)
         homes = {**{name: named[name] for name in handles}, **{name: named[name].module for name in gradients}}
         self._terms = ShardTerms(
             frozenset(name for name, obj in homes.items() if remote.save_mode(obj) == "whole"),
             driver_items=remote.driver_items({name: named[name] for name in handles}),
         )
-        self._capture = saves.contents.capture(copy=True, skip={*homes, *self._read})
+        self._capture = saves.contents.capture(copy=True, skip={*homes, *self._positioned})
         counter, best = saves.counter, saves.run.retention.best
         counted_by = None if counter is None else remote.handle_of(counter)
         return ManagerCommand(
@@ -126,7 +132,7 @@ class ManagedLoop:
         return {
             name: handle
             for name, obj in self._objects.items()
-            if name not in aliases and name not in self._read and (handle := remote.handle_of(obj)) is not None
+            if name not in aliases and name not in self._positioned and (handle := remote.handle_of(obj)) is not None
         }
 
     def _gradients(self, remote: LoopHost) -> dict[str, int]:
@@ -136,8 +142,8 @@ class ManagedLoop:
             if isinstance(obj, PendingGradients) and (handle := remote.handle_of(obj.module)) is not None
         }
 
-    def unreached(self, remote: LoopHost) -> list[nn.Module]:
-        """Return modules of which the run uses only variables: the driver's copies of these soon become outdated."""
+    def partly_sent(self, remote: LoopHost) -> list[nn.Module]:
+        """Return modules that the replicas lack, but of which they have variables: the driver's copies become stale."""
         modules = [obj for obj in self._saves.contents.named().values() if isinstance(obj, nn.Module)]
         return [
             module
@@ -146,8 +152,8 @@ class ManagedLoop:
             and any(remote.handle_of(each) is not None for each in (*module.parameters(), *module.buffers()))
         ]
 
-    def _followed(self, obj: Any) -> tuple[int, Mapping[str, Any]] | None:
-        """Return the index of the iterator that an object follows and the object's own state; None if there is none."""
+    def _iterator_of(self, obj: Any) -> tuple[int, Mapping[str, Any]] | None:
+        """Return the entry of `_positioned` for an object; None if no iterator of the run gives its position."""
         for number, iterator in enumerate(self._iterators):
             if obj is iterator:
                 return number, {}
@@ -156,59 +162,61 @@ class ManagedLoop:
         return None
 
     def write(
-        self, wanted: WantedSave, begin: Callable[[ShardRequest], DispatchedSave], reason: str | None
+        self, requested: RequestedSave, begin: Callable[[ShardRequest], DispatchedSave], reason: str | None
     ) -> SaveOutcome:
-        """Write a save that the replicas have copied. Never raises; the outcome holds the error.
+        """Write a save whose shards the replicas have copied. Never raises; the outcome holds the error.
 
-        `begin` makes the replicas write; `reason` says why the process ends, if the save is for that.
+        `begin` makes the replicas write their shards; `reason` is the reason for preemption, for the last save.
         """
         saves = self._saves
-        path = saves.run.path_to(wanted.number)
-        handle = saves.writer.run(path, functools.partial(self._write, wanted, begin))
-        saves.note_begun(saves.last_step, wanted.copy_s)
+        path = saves.run.path_to(requested.number)
+        handle = saves.writer.run(path, functools.partial(self._write, requested, begin))
+        saves.note_begun(saves.last_step, requested.copy_s)
         error = None if handle.error is None else as_exception(handle.error)
-        if wanted.leaving:
+        if requested.is_last:
             handle.was_told = handle.was_raised = True  # by the exception that ends the process
             said = f" What it reached is in {shown_uri(path)!r}." if error is None else unsaved(saves, error)
-            self.left = Preempted(self._exit_code, f"This process is to end: {reason}.{said}")
-        return SaveOutcome(None if error is None else pack_error(error), saves.writer.num_failures, self.left)
+            self.preempted = Preempted(self._exit_code, f"This process is to end: {reason}.{said}")
+        return SaveOutcome(None if error is None else pack_error(error), saves.writer.num_failures, self.preempted)
 
-    def _write(self, wanted: WantedSave, begin: Callable[[ShardRequest], DispatchedSave]) -> None:
+    def _write(self, requested: RequestedSave, begin: Callable[[ShardRequest], DispatchedSave]) -> None:
         saves = self._saves
-        kept = saves.kept(wanted.number, wanted.metrics)
+        kept = saves.kept(requested.number, requested.metrics)
         directory = saves.run.files_of(kept)
         new = new_files(directory)
         stems = file_stems(self._objects, new)
         capture = replace(
             self._capture,
-            objects={**self._capture.objects, **self._read_states(wanted.places)},
-            details=saves.details_of(kept, wanted.calls),
+            objects={**self._capture.objects, **self._positioned_states(requested.positions)},
+            details=saves.details_of(kept, requested.calls),
         )
-        shards = begin(ShardRequest(wanted.token, new, stems, self._terms))
+        shards = begin(ShardRequest(requested.token, new, stems, self._terms))
         saves.write(StartedSave(directory, tuple(self._objects), capture, new, shards), kept)
 
-    def _read_states(self, places: Sequence[IteratorPlace]) -> dict[str, CapturedObject]:
+    def _positioned_states(self, positions: Sequence[IteratorPosition]) -> dict[str, CapturedObject]:
         found: dict[str, CapturedObject] = {}
-        for name, (number, own) in self._read.items():
-            obj, place = self._objects[name], places[number]
-            state = {**own, "position": None if place.ended else dict(place.state)} if own else dict(place.state)
+        for name, (number, own) in self._positioned.items():
+            obj, position = self._objects[name], positions[number]
+            state = (
+                {**own, "position": None if position.ended else dict(position.state)} if own else dict(position.state)
+            )
             found[name] = captured_object(name, kind_of_state(obj), class_of_state(obj), state, copy=False)
         return found
 
-    def follow(self, count: LoopCount) -> None:
-        """Take over the counts of `save` calls after the end of the run."""
+    def take_counts(self, count: LoopCount) -> None:
+        """Continue the counts of `save` calls of the replicas after the end of the run."""
         self._saves.calls, self._saves.last_step = count.calls, count.last_step
 
 
 @final
 class DriverLoop:
-    """The saves of one run. Call `command` and `start` in the program's thread, before and after the dispatch."""
+    """The saves of one run. The program's thread calls `command` before it dispatches the run, and `start` after it."""
 
     def __init__(self, host: LoopHost, parts: Sequence[ManagedLoop]) -> None:
         self._host = host
         self._parts = {part.key: part for part in parts}
         self._step = -1
-        self._is_stopping = False
+        self._has_stopped = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -216,14 +224,14 @@ class DriverLoop:
         """Return the command for the replicas. Objects that the run uses must be sent, or about to be sent."""
         return LoopCommand(tuple(part.command(self._host) for part in self._parts.values()), self._host.limit_s)
 
-    def unreached(self) -> list[nn.Module]:
-        """Return saved modules that the run does not use but replicas need. Call after the run's objects are sent."""
-        return [module for part in self._parts.values() for module in part.unreached(self._host)]
+    def partly_sent(self) -> list[nn.Module]:
+        """Return the modules to send to the replicas for saves. Call this after the run's own objects are sent."""
+        return [module for part in self._parts.values() for module in part.partly_sent(self._host)]
 
     def start(self, step: int) -> None:
         """Start to poll the replicas; `step` is the number under which the run was dispatched."""
         self._step = step
-        self._thread = threading.Thread(target=self._watch, name="raydist-loop", daemon=True)
+        self._thread = threading.Thread(target=self._poll_until_ended, name="raydist-loop", daemon=True)
         self._thread.start()
 
     def settle(self) -> None:
@@ -235,9 +243,9 @@ class DriverLoop:
                 self._thread.join()
                 self._thread = None
 
-    def left_by(self, key: str) -> Preempted | None:
-        """Return the exception that ends the process, once the save of this manager for it is written."""
-        return self._parts[key].left
+    def preemption_of(self, key: str) -> Preempted | None:
+        """Return the exception that ends the process, once this manager's save before preemption is written."""
+        return self._parts[key].preempted
 
     def close(self) -> None:
         """Stop polling, because the replicas are gone."""
@@ -246,70 +254,63 @@ class DriverLoop:
             self._thread.join()
             self._thread = None
 
-    def _watch(self) -> None:
+    def _poll_until_ended(self) -> None:
         try:
-            while not self._closed.is_set() and not self._look():
-                self._closed.wait(_LOOK_S)
+            while not self._closed.is_set() and not self._poll():
+                self._closed.wait(_POLL_S)
         except Exception:  # replicas are gone or the run failed; the caller that waits for the run gets the error
             return
 
-    def _look(self) -> bool:
-        if end_reason() is not None and not self._is_stopping:
-            self._is_stopping = self._stop()
-        (news,) = self._host.ask(0, ReplicaLoops.news, self._step)
-        if news is None:
+    def _poll(self) -> bool:
+        """Write the requested saves; return True once the run has ended."""
+        if end_reason() is not None and not self._has_stopped:
+            self._has_stopped = self._stop_replicas()
+        (report,) = self._host.ask(0, ReplicaLoops.report, self._step)
+        if report is None:
             return False
-        for wanted in news.wanted:
-            self._save(wanted)
-        if news.ended and not news.wanted:
-            self._follow(news)
-            return True
-        return False
+        for requested in report.requested:
+            self._save(requested)
+        if not report.ended or report.requested:
+            return False
+        for key, count in report.counts.items():
+            self._parts[key].take_counts(count)
+        return True
 
-    def _stop(self) -> bool:
-        """Make all replicas stop before the same draw; return False if some replica is not drawing."""
+    def _stop_replicas(self) -> bool:
+        """Make all replicas stop before the same draw; return False if some replica has not begun, or has ended."""
         drawn = self._host.ask(None, ReplicaLoops.hold, self._step)
         known = [num_draws for num_draws in drawn if num_draws is not None]
         last = max(known) if len(known) == len(drawn) else None
         self._host.ask(None, ReplicaLoops.stop_after, self._step, last)
         return last is not None
 
-    def _save(self, wanted: WantedSave) -> None:
-        outcome = self._parts[wanted.key].write(wanted, self._begin_shards, end_reason())
-        self._host.ask(None, ReplicaLoops.end_save, self._step, wanted.token, outcome)
+    def _save(self, requested: RequestedSave) -> None:
+        outcome = self._parts[requested.key].write(requested, self._begin_shards, end_reason())
+        self._host.ask(None, ReplicaLoops.end_save, self._step, requested.token, outcome)
 
     def _begin_shards(self, request: ShardRequest) -> DispatchedSave:
         self._host.ask(None, ReplicaLoops.write, request)
         ask = functools.partial(self._host.shards, self._step, request.token)
         return DispatchedSave(ask, self._host.limit_s)
 
-    def _follow(self, news: LoopNews) -> None:
-        for key, count in news.counts.items():
-            self._parts[key].follow(count)
-
 
 def begin_loop(arguments: Any, host: LoopHost) -> DriverLoop | None:
-    """Return the driver's half of a run; None if no iterator is among its arguments, or no manager saves.
+    """Return the driver's half of a run; None if no argument is a distributed iterator, or no manager is watching.
 
-    Blocks for the previous run, and raises that run's error.
+    Blocks until the previous run has ended, and raises that run's error.
     """
     watchers = [each for each in step_watchers() if isinstance(each, ManagerWatch)]
-    if not watchers:
-        return None
-    iterators = [leaf for leaf in leaves_in(arguments) if isinstance(leaf, DistributedIterator)]
+    iterators = [leaf for leaf in leaves_in(arguments) if isinstance(leaf, DistributedIterator)] if watchers else []
     if not iterators:
         return None
-    saving = [(watch, saves) for watch in watchers if (saves := _settled(watch)) is not None]
+    for watch in watchers:
+        watch.settle()
+    saving = [(watch, saves) for watch in watchers if (saves := watch.saves) is not None]
     parts = [
         ManagedLoop(watch.key, saves, watch.exit_code, iterators, asynchronous=watch.asynchronous)
         for watch, saves in saving
     ]
     loop = DriverLoop(host, parts)
     for watch, _ in saving:
-        watch.follow(loop.settle, functools.partial(loop.left_by, watch.key))
+        watch.follow(loop.settle, functools.partial(loop.preemption_of, watch.key))
     return loop
-
-
-def _settled(watch: ManagerWatch) -> ManagerSaves | None:
-    watch.settle()
-    return watch.saves

@@ -1,4 +1,4 @@
-"""Messages between driver and replicas about a run that draws batches itself. Pure data."""
+"""Messages between driver and replicas about saves during a run whose step function draws batches itself."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LoopCount:
 
 @final
 @dataclass(frozen=True, slots=True)
-class IteratorPlace:
+class IteratorPosition:
     """The position of one of the run's iterators."""
 
     state: Mapping[str, Any]  # the iterator's `state_dict()`
@@ -65,7 +65,7 @@ class IteratorPlace:
 
 @final
 @dataclass(frozen=True, slots=True)
-class WantedSave:
+class RequestedSave:
     """A save for which the replicas have copied their shards."""
 
     token: str  # unique id of the save
@@ -73,17 +73,17 @@ class WantedSave:
     number: int  # number of the checkpoint
     calls: int  # number of calls of `save` so far
     metrics: Mapping[str, float] | None  # metrics to store with the checkpoint
-    places: tuple[IteratorPlace, ...]  # positions of the run's iterators
+    positions: tuple[IteratorPosition, ...]  # of the run's iterators
     copy_s: float = 0.0  # seconds for which the replica paused
-    leaving: bool = False  # True if the process ends after this save
+    is_last: bool = False  # True if the process ends after this save
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class LoopNews:
+class LoopReport:
     """A replica's report on the run."""
 
-    wanted: tuple[WantedSave, ...] = ()  # saves that have not ended
+    requested: tuple[RequestedSave, ...] = ()  # saves that have not ended
     counts: Mapping[str, LoopCount] = field(default_factory=dict)  # counts of each manager, by key
     ended: bool = False  # True if the run has ended
 
@@ -95,4 +95,4 @@ class SaveOutcome:
 
     error: PortableError | None = None  # error of a failed save
     failures: int = 0  # number of consecutive failures
-    left: Preempted | None = None  # exception that ends the process here
+    preempted: Preempted | None = None  # exception that ends the process, for the last save

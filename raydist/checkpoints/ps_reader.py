@@ -11,7 +11,6 @@ from typing import Any, final
 import torch
 
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.checkpoints.differences import Difference
 from raydist.checkpoints.entries import stored_dtype, unpack_state
 from raydist.checkpoints.manifest import SavedCheckpoint
 from raydist.checkpoints.ps_restore import (
@@ -22,7 +21,7 @@ from raydist.checkpoints.ps_restore import (
     taken_state,
 )
 from raydist.checkpoints.read_tensors import read_pieces, read_slices
-from raydist.checkpoints.restore import PreparedShard
+from raydist.checkpoints.restore import Difference, PreparedShard
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.core.errors import CancelledError, DataLossError, FailedPreconditionError, NotFoundError, RaydistError
 from raydist.parameter_servers.row_table import RowTable

@@ -16,19 +16,20 @@ import torch
 from torch import nn
 
 from raydist.actors.portable_errors import pack_error
-from raydist.checkpoints.differences import (
+from raydist.checkpoints.entries import names_of_tensors, pack_state, unpack_state
+from raydist.checkpoints.manifest import SavedCheckpoint, SavedObject
+from raydist.checkpoints.object_state import kind_of_state, rejected_state, state_of
+from raydist.checkpoints.parameter_names import GROUPS, fitting_entries, keep_types, parameter_names, parameters_of
+from raydist.checkpoints.restore import (
     Difference,
+    PreparedShard,
+    RestoreRequest,
     differences_of,
     refused,
     state_differences,
     tensor_differences,
     tensor_named,
 )
-from raydist.checkpoints.entries import names_of_tensors, pack_state, unpack_state
-from raydist.checkpoints.manifest import SavedCheckpoint, SavedObject
-from raydist.checkpoints.object_state import kind_of_state, rejected_state, state_of
-from raydist.checkpoints.parameter_names import GROUPS, fitting_entries, keep_types, parameter_names, parameters_of
-from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.checkpoints.tensor_file import FilePlace
 from raydist.parameter_servers.client import Ask, PlacedVariables
 from raydist.parameter_servers.optimizers import bare_optimizer

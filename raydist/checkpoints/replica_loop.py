@@ -1,8 +1,7 @@
-"""A replica's side of runs that draw batches themselves: count draws, copy shards for saves, and stop early.
+"""Saves during a run whose step function draws batches itself: a replica's half (`driver_loop.py` has the driver's).
 
-Each draw is a step boundary. All replicas count draws and calls of `save` alike, and copy their shards at the same
-boundary. During the run, the driver polls the replicas for wanted saves, writes its own states as of the beginning of
-the run, and commits.
+Each draw is a step boundary. Every replica counts draws and calls of `save` in the same way, so that all replicas copy
+their shards of a save at the same boundary. The shards are written in a thread, while the run continues.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from torch import nn
 
 from raydist.checkpoints.listing import as_metrics, checkpoint_path, require_number
 from raydist.checkpoints.loop_commands import (
-    IteratorPlace,
+    IteratorPosition,
     LoopCommand,
     LoopCount,
-    LoopNews,
+    LoopReport,
     ManagerCommand,
+    RequestedSave,
     SaveOutcome,
-    WantedSave,
 )
 from raydist.checkpoints.object_state import PendingGradients
 from raydist.checkpoints.saves import MAX_FAILURES
@@ -40,7 +39,7 @@ _sending: ContextVar[bool] = ContextVar("raydist_sending_managers", default=Fals
 
 @contextlib.contextmanager
 def sending_managers() -> Iterator[None]:
-    """Allow managers in pickles inside the `with` block: a function that draws batches itself is pickled there."""
+    """Pickle managers as proxies inside the `with` block, for a step function that draws batches itself."""
     token = _sending.set(True)
     try:
         yield
@@ -49,13 +48,13 @@ def sending_managers() -> Iterator[None]:
 
 
 def may_send_managers() -> bool:
-    """Return True if the current pickle goes to replicas that draw batches themselves."""
+    """Return True inside a `sending_managers` block."""
     return _sending.get()
 
 
 @final
 class ManagerProxy:
-    """A replica's view of a manager of the driver."""
+    """A manager of the driver, as a step function on a replica sees it."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -66,7 +65,7 @@ class ManagerProxy:
         check_interval: bool = True,
         metrics: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Save as `CheckpointManager.save` does. All replicas must call it after the same draw, counted once."""
+        """Save as `CheckpointManager.save` does. All replicas must call this after the same draw; it counts once."""
         save: Callable[..., Any] | None = getattr(loop_here(), "save", None)
         if save is None:
             raise FailedPreconditionError(
@@ -85,11 +84,11 @@ class ManagerProxy:
 
 @final
 class DrawGate:
-    """A counter of the draws in one replica's run, which can stop all replicas at the same draw.
+    """The number of draws in one replica's run, by which the driver stops all replicas at the same draw.
 
-    To stop all replicas at the same draw, the driver calls `hold` on each replica, takes the largest number returned,
-    and passes it to `stop_after` on all. Replicas that have drawn fewer batches first draw up to that number, so that
-    no replica waits for a peer that has stopped. A draw waits at most `limit_s` seconds for the driver's number.
+    The driver calls `hold` on each replica, takes the largest number returned, and passes it to `stop_after` on all. A
+    replica that has drawn fewer batches first draws up to that number, so that no replica waits for a peer that has
+    stopped. A held draw waits at most `limit_s` seconds for the driver.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -139,16 +138,16 @@ class DrawGate:
 
 
 class ReplicaSide(Protocol):
-    """Operations of the replica that a run needs."""
+    """The operations of a replica that `ReplicaLoop` needs."""
 
     def object_of(self, handle: int) -> Any:
         """Return the replica's object for a handle of the driver."""
 
     def settle(self) -> None:
-        """Synchronise what replicas agree on after a batch; the batch continues. All replicas call this together."""
+        """Exchange what replicas exchange after each batch. All replicas call this together."""
 
     def leave(self) -> None:
-        """Do the work of a run's end, because the run ends here. All replicas call this together."""
+        """Do what replicas do at the end of a run, because the run stops here. All replicas call this together."""
 
     def agree(self, number: float) -> float:
         """Return the maximum of `number` over all replicas."""
@@ -156,13 +155,13 @@ class ReplicaSide(Protocol):
     def copy(self, token: str, terms: ShardTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
         """Copy this replica's shard of a save. Errors are reported when the driver asks for the shard."""
 
-    def places(self) -> tuple[IteratorPlace, ...]:
+    def positions(self) -> tuple[IteratorPosition, ...]:
         """Return the positions of the run's iterators."""
 
 
 @final
 class LoopSave:
-    """The handle of a save that replicas have asked for.
+    """The handle of a save that a step function requested.
 
     Attributes:
         path: Path of the checkpoint.
@@ -190,78 +189,78 @@ class LoopSave:
 
 @final
 @dataclass(slots=True)
-class _Counting:
-    """The counts of a manager, continued on this replica."""
+class _ManagerCounts:
+    """One manager's settings and counts, continued on this replica."""
 
     command: ManagerCommand
-    calls: int
-    last_step: int | None
-    last_save: float
-    token: str = ""  # of the last save
+    calls: int  # number of calls of `save`
+    last_step: int | None  # value of the step counter at the last save
+    last_save: float  # time of the last save, by the monotonic clock
+    token: str = ""  # id of the last save
 
 
 @final
 class ReplicaLoop:
-    """One run. The run's thread draws and saves; the driver calls `news` and `end_save` in another thread."""
+    """One run. The run's thread calls `draw` and `save`; a control thread calls `report` and `end_save`."""
 
     def __init__(self, step: int, command: LoopCommand, side: ReplicaSide) -> None:
         self.step = step
         self._side = side
         self._limit_s = command.limit_s
         now = time.monotonic()
-        self._countings = {
-            each.key: _Counting(each, each.count.calls, each.count.last_step, now - each.seconds)
+        self._managers = {
+            each.key: _ManagerCounts(each, each.count.calls, each.count.last_step, now - each.seconds)
             for each in command.managers
         }
         self.gate = DrawGate(command.limit_s)
         self._changed = threading.Condition()
-        self._wanted: dict[str, WantedSave] = {}
+        self._requested: dict[str, RequestedSave] = {}
         self._outcomes: dict[str, SaveOutcome] = {}
         self._num_saves = 0
-        self._left: Preempted | None = None
+        self._preempted: Preempted | None = None
 
     def draw(self) -> None:
-        """Pass a step boundary: called before each draw.
+        """Pass a step boundary; called before each draw.
 
         Raises:
             Preempted: The process is to end, and a checkpoint of its progress is complete.
         """
         if self.gate.draw():
-            self._leave()
+            if self._preempted is None:
+                self._preempted = self._save_before_end()
+            raise self._preempted
 
-    def _leave(self) -> None:
-        if self._left is None:
-            self._side.leave()
-            tokens = [
-                self._begin(each, self._last_step_of(each), None, leaving=True) for each in self._countings.values()
-            ]
-            outcomes = [self._await(token) for token in tokens]
-            ends = [outcome.left for outcome in outcomes if outcome is not None and outcome.left is not None]
-            self._left = ends[0] if ends else Preempted(message="This process is to end.")
-        raise self._left
+    def _save_before_end(self) -> Preempted:
+        """Save by every manager, wait for the saves, and return the exception that ends the process."""
+        self._side.leave()
+        managers = self._managers.values()
+        tokens = [self._begin(each, self._last_step_of(each), None, is_last=True) for each in managers]
+        outcomes = [self._await(token) for token in tokens]
+        ends = [outcome.preempted for outcome in outcomes if outcome is not None and outcome.preempted is not None]
+        return ends[0] if ends else Preempted(message="This process is to end.")
 
     def save(
         self, key: str, number: int | None = None, check_interval: bool = True, metrics: Mapping[str, Any] | None = None
     ) -> LoopSave | None:
         """Save as `CheckpointManager.save` does."""
-        counting = self._counting_of(key)
-        counting.calls += 1
-        step = self._step_of(counting)
-        if check_interval and not self._is_due(counting, step):
+        manager = self._counting_of(key)
+        manager.calls += 1
+        step = self._step_of(manager)
+        if check_interval and not self._is_due(manager, step):
             return None
         number = step if number is None else number
         require_number(number)
-        self._await_last(counting)
-        token = self._begin(counting, number, as_metrics(metrics, counting.command.metric))
-        counting.last_step, counting.last_save, counting.token = step, time.monotonic(), token
-        path = checkpoint_path(counting.command.directory, f"{counting.command.name}-{number}")
+        self._await_last(manager)
+        token = self._begin(manager, number, as_metrics(metrics, manager.command.metric))
+        manager.last_step, manager.last_save, manager.token = step, time.monotonic(), token
+        path = checkpoint_path(manager.command.directory, f"{manager.command.name}-{number}")
         handle = LoopSave(path, lambda timeout_s: self._await(token, timeout_s))
-        if not counting.command.asynchronous:
+        if not manager.command.asynchronous:
             handle.wait()
         return handle
 
-    def _counting_of(self, key: str) -> _Counting:
-        found = self._countings.get(key)
+    def _counting_of(self, key: str) -> _ManagerCounts:
+        found = self._managers.get(key)
         if found is None:
             raise FailedPreconditionError(
                 "A CheckpointManager must be open and watching before replicas save by it. Call its "
@@ -269,50 +268,50 @@ class ReplicaLoop:
             )
         return found
 
-    def _step_of(self, counting: _Counting) -> int:
-        if counting.command.counts_calls:
-            return counting.calls
-        if counting.command.counter is None:
+    def _step_of(self, manager: _ManagerCounts) -> int:
+        if manager.command.counts_calls:
+            return manager.calls
+        if manager.command.counter is None:
             raise FailedPreconditionError(
                 "What counts the steps of a CheckpointManager must be a variable of the strategy where replicas save, "
                 "got a function, or a variable that no step has used. Give step_counter=rd.get_global_step()."
             )
-        return int(self._side.object_of(counting.command.counter).item())
+        return int(self._side.object_of(manager.command.counter).item())
 
-    def _last_step_of(self, counting: _Counting) -> int:
-        """Return the step like `_step_of`, or the step at the run's beginning if only the driver counts."""
-        known = counting.command.counts_calls or counting.command.counter is not None
-        return self._step_of(counting) if known else counting.command.step
+    def _last_step_of(self, manager: _ManagerCounts) -> int:
+        """Return the result of `_step_of`, or the step at the run's beginning if only the driver has the counter."""
+        known = manager.command.counts_calls or manager.command.counter is not None
+        return self._step_of(manager) if known else manager.command.step
 
-    def _is_due(self, counting: _Counting, step: int) -> bool:
-        interval, seconds = counting.command.interval, time.monotonic() - counting.last_save
+    def _is_due(self, manager: _ManagerCounts, step: int) -> bool:
+        interval, seconds = manager.command.interval, time.monotonic() - manager.last_save
         if interval.seconds is not None:
             seconds = self._side.agree(seconds)  # clocks differ: all replicas save, or none
-        return interval.is_due(step, since_step=counting.last_step, seconds=seconds)
+        return interval.is_due(step, since_step=manager.last_step, seconds=seconds)
 
-    def _await_last(self, counting: _Counting) -> None:
-        """Block until the previous write has ended; raise its error if it is the third failure in a row."""
-        outcome = self._await(counting.token) if counting.token else None
+    def _await_last(self, manager: _ManagerCounts) -> None:
+        """Block until the previous save has ended; raise its error if it is the third failure in a row."""
+        outcome = self._await(manager.token) if manager.token else None
         if outcome is not None and outcome.error is not None and outcome.failures >= MAX_FAILURES:
             raise outcome.error.restore()
 
     def _begin(
-        self, counting: _Counting, number: int, metrics: Mapping[str, float] | None, *, leaving: bool = False
+        self, manager: _ManagerCounts, number: int, metrics: Mapping[str, float] | None, *, is_last: bool = False
     ) -> str:
-        command, began = counting.command, time.perf_counter()
+        command, began = manager.command, time.perf_counter()
         self._num_saves += 1
         token = f"{self.step}.{self._num_saves}.{command.key}"
-        if not leaving:
+        if not is_last:
             self._side.settle()
         objects = {name: self._side.object_of(handle) for name, handle in command.objects.items()}
         gradients = {name: self._side.object_of(handle) for name, handle in command.gradients.items()}
         objects |= {name: PendingGradients(module) for name, module in gradients.items()}
         modules = {name: obj for name, obj in objects.items() if isinstance(obj, nn.Module)}
         self._side.copy(token, command.terms, objects, modules)
-        places, copy_s = self._side.places(), time.perf_counter() - began
-        wanted = WantedSave(token, command.key, number, counting.calls, metrics, places, copy_s, leaving)
+        positions, copy_s = self._side.positions(), time.perf_counter() - began
+        requested = RequestedSave(token, command.key, number, manager.calls, metrics, positions, copy_s, is_last)
         with self._changed:
-            self._wanted[token] = wanted
+            self._requested[token] = requested
         return token
 
     def _await(self, token: str, timeout_s: float | None = None) -> SaveOutcome | None:
@@ -320,16 +319,16 @@ class ReplicaLoop:
             self._changed.wait_for(lambda: token in self._outcomes, self._limit_s if timeout_s is None else timeout_s)
             return self._outcomes.get(token)
 
-    def news(self, *, ended: bool) -> LoopNews:
-        """Return the wanted saves and counts for the driver. Thread-safe."""
+    def report(self, *, ended: bool) -> LoopReport:
+        """Return the requested saves and the counts. Thread-safe."""
         with self._changed:
-            counts = {key: LoopCount(each.calls, each.last_step) for key, each in self._countings.items()}
-            return LoopNews(tuple(self._wanted.values()), counts, ended)
+            counts = {key: LoopCount(each.calls, each.last_step) for key, each in self._managers.items()}
+            return LoopReport(tuple(self._requested.values()), counts, ended)
 
     def end_save(self, token: str, outcome: SaveOutcome) -> None:
         """Record that a save has completed or failed. Thread-safe."""
         with self._changed:
-            self._wanted.pop(token, None)
+            self._requested.pop(token, None)
             self._outcomes[token] = outcome
             self._changed.notify_all()
 
@@ -339,14 +338,14 @@ _KEPT = 4  # runs that the driver may still ask for
 
 @final
 class ReplicaLoops:
-    """The current and the latest runs. Methods that take a run's number are called by the control thread."""
+    """The current run and the latest ones. A control thread calls the methods that take a run's number."""
 
     def __init__(self, writer: ShardWriter) -> None:
         self._writer = writer
         self._lock = threading.Lock()
         self._current: ReplicaLoop | None = None
         self._known: OrderedDict[int, ReplicaLoop] = OrderedDict()
-        self._passed = -1  # runs up to this number have ended
+        self._last_ended = -1  # runs up to this number have ended
 
     @contextlib.contextmanager
     def running(self, step: int, command: LoopCommand, side: ReplicaSide) -> Iterator[ReplicaLoop]:
@@ -360,30 +359,30 @@ class ReplicaLoops:
             yield loop
         finally:
             self._current = None
-            self.pass_by(step)
+            self.note_ended(step)
 
-    def pass_by(self, step: int) -> None:
+    def note_ended(self, step: int) -> None:
         """Record that a run has ended or was refused."""
         with self._lock:
-            self._passed = max(self._passed, step)
+            self._last_ended = max(self._last_ended, step)
 
     def draw(self) -> None:
         """Pass a step boundary before a draw; see `ReplicaLoop.draw`."""
         if self._current is not None:
             self._current.draw()
 
-    def news(self, step: int) -> LoopNews | None:
-        """Return a run's news, or None if the run has not begun."""
+    def report(self, step: int) -> LoopReport | None:
+        """Return a run's report, or None if the run has not begun."""
         with self._lock:
-            loop, ended = self._known.get(step), self._passed >= step
+            loop, ended = self._known.get(step), self._last_ended >= step
         if loop is None:
-            return LoopNews(ended=True) if ended else None
-        return loop.news(ended=ended)
+            return LoopReport(ended=True) if ended else None
+        return loop.report(ended=ended)
 
     def hold(self, step: int) -> int | None:
         """Block further draws of a run; return the number of draws so far, or None if the run is not under way."""
         with self._lock:
-            loop, ended = self._known.get(step), self._passed >= step
+            loop, ended = self._known.get(step), self._last_ended >= step
         return None if loop is None or ended else loop.gate.hold()
 
     def stop_after(self, step: int, num_draws: int | None) -> None:

@@ -252,7 +252,7 @@ class ManagerSaves:
         began = time.monotonic()
         staging = None if here else self._staging
         details = self.details_of(kept, self.calls)
-        with self.contents.adding_again():
+        with self.contents.with_last_fit():
             started = start_save(self.contents, self.run.files_of(kept), details, staging=staging)
         self.note_begun(self.step(), time.monotonic() - began)
         return self.writer.submit(self.run.path_of(kept), lambda: self.write(started, kept), here=here)

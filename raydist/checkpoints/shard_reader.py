@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from raydist.actors.portable_errors import pack_error
-from raydist.checkpoints.differences import differences_of, refused
 from raydist.checkpoints.entries import stored_dtype
 from raydist.checkpoints.read_tensors import read_slices
-from raydist.checkpoints.restore import PreparedShard, RestoreRequest, load_states
+from raydist.checkpoints.restore import PreparedShard, RestoreRequest, differences_of, load_states, refused
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.collectives.tensors import flat_bytes
 from raydist.core.errors import DataLossError, FailedPreconditionError, NotFoundError

@@ -12,7 +12,6 @@ from torch import nn
 
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.supervision import root_cause
-from raydist.checkpoints.differences import Difference, refused
 from raydist.checkpoints.object_state import kind_of_state
 from raydist.checkpoints.ps_restore import (
     BegunRestore,
@@ -21,7 +20,7 @@ from raydist.checkpoints.ps_restore import (
     follow_driver,
 )
 from raydist.checkpoints.ps_save import begin_ps_save
-from raydist.checkpoints.restore import PreparedShard, RestoreRequest
+from raydist.checkpoints.restore import Difference, PreparedShard, RestoreRequest, refused
 from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.ps_servers import PsServers

@@ -1,7 +1,7 @@
-"""Gradients on the driver: `p.grad` shows the gradient on the replicas, and changes to `p.grad` are sent to them.
+"""Gradients on the driver: `p.grad` shows the replicas' gradient, and the driver's changes to `p.grad` reach replicas.
 
-A loop that calls `optimizer.zero_grad()` on the driver before every step must not fetch gradients only to drop them.
-Mirrored objects therefore replace torch's own `zero_grad`, which clears gradients without fetching them.
+The driver fetches all gradients at the first read of one after a step. `zero_grad()` of a mirrored module or optimizer
+must not fetch gradients only to drop them, so mirrored objects replace torch's method by `zero_grad` below.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raydist.mirroring.object_kinds import held_parameters
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
 from raydist.utils.torch_modes import outside_inference_mode
 
-_OF_TORCH = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
+_TORCH_ZERO_GRAD = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
 
 
 @final
@@ -32,13 +32,14 @@ class Gradients:
     def __init__(self, link: ReplicaLink) -> None:
         self._link = link
         self._records: dict[int, TensorRecord] = {}
-        self._fetched: dict[int, tuple[torch.Tensor, _Mark]] = {}
-        self._values: dict[int, TensorImage] = {}  # fetched since the last step: finds writes through `.data` or numpy
-        self._cleared: set[int] = set()
-        self._touched: set[int] = set()  # set, or reached by a backward on the driver
-        self._sent: dict[int, torch.Tensor] = {}
+        # All by handle of the parameter:
+        self._fetched: dict[int, tuple[torch.Tensor, _Version]] = {}  # gradients that equalled the replicas'
+        self._values: dict[int, TensorImage] = {}  # values fetched since the last step, to find writes through `.data`
+        self._cleared: set[int] = set()  # gradients that the driver set to None
+        self._touched: set[int] = set()  # gradients that the driver set, or computed by a backward
+        self._sent: dict[int, torch.Tensor] = {}  # gradients in the payload that is being prepared
         self._hooks: dict[int, RemovableHandle] = {}
-        self._num_expired = 0
+        self._num_expired = 0  # number of dispatched steps
         self._fetched_at = 0  # value of `_num_expired` when the last fetch began
 
     def add(self, record: TensorRecord) -> None:
@@ -49,20 +50,19 @@ class Gradients:
         self._records[record.handle] = record
         with plain_tensors():
             if tensor.grad is not None:
-                self._fetched[record.handle] = tensor.grad, _mark(tensor.grad)
+                self._fetched[record.handle] = tensor.grad, _version_of(tensor.grad)
         self.watch(record)
 
     def watch(self, record: TensorRecord) -> None:
-        """Register a hook so that a backward on the driver adds to the gradient that the replicas hold.
+        """Register a hook that fetches the replicas' gradient before a backward on the driver adds to it.
 
-        A frozen parameter can have no hook, so the caller calls this again after each use of the parameter.
+        torch refuses hooks on a frozen parameter, so the caller calls this again after each use of the parameter.
         """
         tensor = record.tensor
         if tensor is None or record.handle in self._hooks or record.handle not in self._records:
             return
         with plain_tensors():
             if tensor.requires_grad:
-                # The hook runs before autograd adds to `.grad`.
                 self._hooks[record.handle] = tensor.register_hook(OwnHook(self._before_backward, record))
 
     def _before_backward(self, record: TensorRecord, _: torch.Tensor) -> None:
@@ -89,11 +89,11 @@ class Gradients:
 
     def expire(self) -> None:
         """Mark all gradients as stale because a step was dispatched."""
-        self._num_expired += 1  # a fetch under way in another thread returns older gradients
+        self._num_expired += 1  # gradients of a fetch that is under way in another thread are stale, too
         self._values.clear()
 
     def before_read(self, record: TensorRecord) -> None:
-        """Fetch the gradients after the dispatched steps. Gradients that the driver set or changed since then stay."""
+        """Fetch all gradients if they are stale. Gradients that the driver has set or changed stay."""
         if (
             self._fetched_at == self._num_expired
             or record.handle in self._cleared
@@ -109,20 +109,18 @@ class Gradients:
         self._fetched_at = began
         with plain_tensors():
             for handle, tensor in self._tensors(self._records.keys()):
-                if handle not in self._cleared and self._is_fetched(handle, tensor):
+                keeps = handle in self._cleared or not (tensor.grad is None or self._is_unchanged(handle, tensor.grad))
+                if not keeps:
                     self._store(handle, tensor, images.get(handle))
 
     def _tensors(self, handles: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
         found = [(handle, self._records[handle].tensor) for handle in sorted(handles) if handle in self._records]
         return [(handle, tensor) for handle, tensor in found if tensor is not None]
 
-    def _is_fetched(self, handle: int, tensor: torch.Tensor) -> bool:
-        """Return True if the tensor has no gradient, or an unchanged one from an earlier fetch."""
-        return tensor.grad is None or self._is_known(handle, tensor.grad)
-
-    def _is_known(self, handle: int, gradient: torch.Tensor) -> bool:
+    def _is_unchanged(self, handle: int, gradient: torch.Tensor) -> bool:
+        """Return True for a gradient that was fetched or sent, and not written to since."""
         known = self._fetched.get(handle)
-        if known is None or known[0] is not gradient or known[1] != _mark(gradient):
+        if known is None or known[0] is not gradient or known[1] != _version_of(gradient):
             return False
         values = self._values.get(handle)
         return values is None or values.shows(gradient)
@@ -133,7 +131,7 @@ class Gradients:
         if tensor.grad is None or image is None or image.dtype != tensor.dtype:
             self._fetched.pop(handle, None)
         else:
-            self._fetched[handle] = tensor.grad, _mark(tensor.grad)
+            self._fetched[handle] = tensor.grad, _version_of(tensor.grad)
             self._values[handle] = image
 
     def after_write(self, record: TensorRecord) -> None:
@@ -163,7 +161,7 @@ class Gradients:
             self._sent = {
                 handle: gradient
                 for handle, gradient in held
-                if gradient is not None and not self._is_known(handle, gradient)
+                if gradient is not None and not self._is_unchanged(handle, gradient)
             }
             writes.gradients = {handle: gradient.detach() for handle, gradient in self._sent.items()}
 
@@ -171,29 +169,29 @@ class Gradients:
         """Record that the changes from `collect` were sent."""
         self._cleared.clear()
         self._touched.clear()
-        self._fetched |= {handle: (gradient, _mark(gradient)) for handle, gradient in self._sent.items()}
+        self._fetched |= {handle: (gradient, _version_of(gradient)) for handle, gradient in self._sent.items()}
         self._sent = {}
 
 
-_Mark = tuple[int, int, torch.dtype]
+_Version = tuple[int, int, torch.dtype]
 
 
-def _mark(gradient: torch.Tensor) -> _Mark:
-    """Return a mark that changes when the gradient is written to or (`model.half()`) gets other memory."""
+def _version_of(gradient: torch.Tensor) -> _Version:
+    """Return values that change when the gradient is written to, or gets other memory (`model.half()`)."""
     return num_writes(gradient), tensor_address(gradient), gradient.dtype
 
 
-def clearing(obj: Any, method: Any) -> Any:
-    """Return the `obj.zero_grad` for the program: :func:`zero_grad` if `method` is torch's own, else `method`."""
-    return types.MethodType(zero_grad, obj) if getattr(method, "__func__", None) in _OF_TORCH else method
+def zero_grad_of(obj: Any, method: Any) -> Any:
+    """Return the method that the program gets as `obj.zero_grad`: our own if `method` is torch's, else `method`."""
+    return types.MethodType(zero_grad, obj) if getattr(method, "__func__", None) in _TORCH_ZERO_GRAD else method
 
 
 def zero_grad(self: Any, set_to_none: bool = True) -> None:
-    """Clear gradients without fetching them, else like `torch.optim.Optimizer.zero_grad`. Pickled as the method."""
+    """Clear gradients without fetching them; otherwise as `torch.optim.Optimizer.zero_grad`. Pickled by its name."""
     owner = getattr(type(self), OWNER, None)
     if set_to_none and owner is not None:
         owner.clear_gradients(self)
-    _OF_TORCH[isinstance(self, torch.optim.Optimizer)](self, set_to_none)
+    _TORCH_ZERO_GRAD[isinstance(self, torch.optim.Optimizer)](self, set_to_none)
 
 
 HOOKS_OF_DRIVER = "driver"
@@ -205,7 +203,7 @@ class DriverHooks:
     """The hooks on the mirrored parameters of one strategy. A parameter that never had a hook costs nothing."""
 
     def __init__(self) -> None:
-        # Keys only: the record of a hook must not keep the objects that the hook references alive.
+        # The keys of hooks, not the hooks: a hook may reference a model, which must not be kept alive.
         self._known: dict[int, tuple[TensorRecord, _Keys]] = {}
         self._pending: dict[int, _Keys] = {}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from raydist.checkpoints.object_state import OWNER
 from raydist.core.exception_utils import fold
-from raydist.mirroring.gradients import clearing
+from raydist.mirroring.gradients import zero_grad_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ class MirroredClasses:
                     _failed.error = error
                 raise
             value = read(obj, name)
-            return clearing(obj, value) if name == "zero_grad" else value
+            return zero_grad_of(obj, value) if name == "zero_grad" else value
 
         return __getattribute__
 

@@ -1,8 +1,10 @@
-"""Mirrored variables on the driver: ordinary parameters and buffers that read the replicas' current values.
+"""Mirrored variables on the driver: parameters and buffers that show the replicas' current values.
 
-A tensor becomes mirrored in place, by a change of its class, so that every optimizer, closure and list still holds the
-same object. Each torch function on the tensor first asks the :class:`TensorOwner` for fresh values, and counts as a
-possible write.
+A tensor becomes mirrored in place: its class changes to `MirroredTensor`, so that optimizers, closures and lists keep
+the same object. Before a torch function uses the tensor, `__torch_function__` lets the `TensorOwner` fetch the current
+values. Before the next step, the owner compares each used tensor with what the replicas have, to find writes. Most
+writes increase torch's version counter. Writes through other objects with the same memory (a numpy array, `.data`) do
+not; while such an *alias* lives, the record keeps a copy of the values to compare.
 """
 
 from __future__ import annotations
@@ -27,52 +29,52 @@ from raydist.compat.torch_internals import (
 
 
 @final
-class MemoryUsers:
-    """The living aliases of one tensor, which may write to the tensor's memory, and a flag for unknown users.
+class MemoryAliases:
+    """The objects besides one tensor that may write to the tensor's memory.
 
-    Aliases from before this object was created are looked for once, when `are_there` is first called.
+    Aliases from before this object was created are looked for once, when `exist` is first called.
     """
 
-    __slots__ = ("_are_unknown", "_known")
+    __slots__ = ("_has_untracked", "_tracked")
 
     def __init__(self) -> None:
-        self._known: list[Callable[[], Any]] = []
-        self._are_unknown: bool | None = None
+        self._tracked: list[Callable[[], Any]] = []
+        self._has_untracked: bool | None = None  # None: nobody has looked yet
 
-    def add(self, user: Callable[[], Any]) -> None:
-        """Add a user of the memory, given by a weak reference."""
-        self._known.append(user)
+    def add(self, alias: Callable[[], Any]) -> None:
+        """Add an alias, given by a weak reference."""
+        self._tracked.append(alias)
 
-    def lend(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Return another storage of the same memory, which counts as a user while it lives."""
+    def alias_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Return another storage object of the same memory, which counts as an alias while it lives."""
         memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        lent = torch.from_numpy(memory).untyped_storage()
-        reference = StorageWeakRef(lent)
+        alias = torch.from_numpy(memory).untyped_storage()
+        reference = StorageWeakRef(alias)
         self.add(lambda: None if reference.expired() else reference)
-        return lent
+        return alias
 
-    def note_unknown(self) -> None:
-        """Record that an object without weak references got the memory; it counts as a user for good."""
-        self._are_unknown = True
+    def add_untracked(self) -> None:
+        """Record an alias without weak references; it counts as living for good."""
+        self._has_untracked = True
 
-    def are_there(self, tensor: torch.Tensor) -> bool:
+    def exist(self, tensor: torch.Tensor) -> bool:
         """Return True while an object besides the tensor may write to the tensor's memory."""
-        if self._are_unknown is None:
+        if self._has_untracked is None:
             with plain_tensors():
-                self._are_unknown = is_used_elsewhere(tensor)
-        return self.may_be_there()
+                self._has_untracked = is_used_elsewhere(tensor)
+        return self.may_exist()
 
-    def may_be_there(self) -> bool:
-        """Return the same without looking for aliases from before; True if nobody has looked for them yet."""
-        self._known = [user for user in self._known if user() is not None]
-        return self._are_unknown is not False or bool(self._known)
+    def may_exist(self) -> bool:
+        """Return the same without looking for earlier aliases; True if nobody has looked for them yet."""
+        self._tracked = [alias for alias in self._tracked if alias() is not None]
+        return self._has_untracked is not False or bool(self._tracked)
 
 
 def is_used_elsewhere(tensor: torch.Tensor) -> bool:
     """Return True if an object besides this tensor holds the tensor's memory.
 
-    The tensor moves to new memory; if the old storage then still lives, another object holds it, and the tensor moves
-    back. Memory that is shared between processes is not checked: other processes do not show.
+    The function moves the tensor to new memory. If the old storage still lives then, another object holds it, and the
+    function moves the tensor back. Memory that is shared between processes is not checked.
 
     >>> tensor = torch.zeros(2)
     >>> is_used_elsewhere(tensor)
@@ -142,17 +144,17 @@ class TensorRecord:
         handle: Handle of the tensor.
         owner: Keeps the tensor's values up to date.
         plain: Class of the tensor before it was mirrored.
-        version: The tensor's number of writes when it last equalled the replicas' value.
+        version: torch's version counter when the tensor last equalled the replicas' value.
         memory: Address, dtype and shape at that time: `p.data = x` replaces the memory.
         requires_grad: The flag that the replicas have.
-        synced: The values at that time; kept only while an alias may write to the memory unnoticed.
-        users: Aliases that may write to the memory.
+        synced: A copy of the values at that time; kept only while an alias may write to the memory.
+        aliases: Objects that may write to the memory.
         fetched_at: Number of the last step when the owner last fetched the values.
     """
 
     __slots__ = (
         *("__weakref__", "_tensor", "fetched_at", "handle", "memory", "owner", "plain", "requires_grad", "synced"),
-        *("users", "version"),
+        *("aliases", "version"),
     )
 
     def __init__(self, tensor: torch.Tensor, handle: int, owner: TensorOwner) -> None:
@@ -161,7 +163,7 @@ class TensorRecord:
         self.owner = owner
         self.plain = type(tensor)
         self.synced: torch.Tensor | None = None
-        self.users = MemoryUsers()
+        self.aliases = MemoryAliases()
         self.fetched_at = 0
         self.note_sent(tensor)
 
@@ -179,13 +181,13 @@ class TensorRecord:
     def note_synced(self, tensor: torch.Tensor) -> None:
         """Record that the tensor equals the replicas' value now (`requires_grad` may still differ)."""
         with plain_tensors():
-            self.synced = tensor.detach().clone() if self.users.are_there(tensor) else None
+            self.synced = tensor.detach().clone() if self.aliases.exist(tensor) else None
             self.version = num_writes(tensor)
             self.memory = _address(tensor)
 
     def keep_if_shared(self, tensor: torch.Tensor) -> None:
         """Keep a copy of the present values for comparison if an alias may share the memory."""
-        if self.synced is None and self.users.may_be_there():
+        if self.synced is None and self.aliases.may_exist():
             with plain_tensors():
                 self.synced = tensor.detach().clone()
 
@@ -196,13 +198,13 @@ class TensorRecord:
                 return True
             return self.synced is not None and not _equal(self.synced, tensor.detach())
 
-    def note_values(self, tensor: torch.Tensor, before: torch.Tensor) -> None:
-        """Compare with the values from before a function whose writes torch does not count, and record a write."""
+    def note_uncounted_write(self, tensor: torch.Tensor, before: torch.Tensor) -> None:
+        """Record a write if a function has changed the values without increasing torch's version counter."""
         if not _equal(before, tensor.detach()):
             self.version = UNKNOWN_VERSION
 
     def merge(self, tensor: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-        """Return `fresh`, except for elements that the driver wrote since the last sync (through a numpy view, say)."""
+        """Return `fresh` with the elements that the driver wrote through an alias since the tensor was last synced."""
         if self.synced is None or self.synced.shape != fresh.shape or self.synced.dtype != fresh.dtype:
             return fresh
         kept = _differs(self.synced, tensor.detach())
@@ -259,8 +261,8 @@ _NO_VALUES: frozenset[Callable[..., Any]] = _getters(
     ["shape", "dtype", "device", "ndim", "is_leaf", "layout", "grad_fn", "is_cuda", "is_sparse", "is_cpu"]
     + ["is_quantized", "is_meta", "is_nested", "itemsize", "nbytes", "names"]
 ) | frozenset((*_METHODS, *VALUELESS_GETTERS))
-# The owner's methods to call before (none if empty) and after functions that do not concern the values.
-_ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
+# For functions that do not use the values: the owner's methods to call before (none if empty) and after the function.
+_OWNER_CALLS: dict[Callable[..., Any], tuple[str, str]] = {
     _getter("requires_grad"): ("before_flags", "after_use"),
     _setter("requires_grad"): ("before_flags", "after_use"),
     torch.Tensor.requires_grad_: ("before_flags", "after_use"),
@@ -272,13 +274,12 @@ _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
 }
 
 
-# Functions that write running statistics, which torch does not count as a write.
-_STATISTICS_WRITERS: list[Any] = [
+# Functions that write running statistics without increasing torch's version counter.
+_STATISTICS_WRITERS: frozenset[Any] = frozenset({
     torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm,
     torch.native_batch_norm, torch.batch_norm_update_stats,
-]  # fmt: skip
+})  # fmt: skip
 _SET_DATA = _setter("data")
-_WRITE_UNCOUNTED: frozenset[Callable[..., Any]] = frozenset(_STATISTICS_WRITERS)
 
 
 class MirroredTensor(torch.Tensor):
@@ -291,23 +292,23 @@ class MirroredTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         records = [] if func in _NO_VALUES else list(_records((*args, *kwargs.values())))
-        if func in _ANNOUNCED and record_of(args[0]).tensor is not args[0]:
+        if func in _OWNER_CALLS and record_of(args[0]).tensor is not args[0]:
             records = []  # an alias has a gradient and flags of its own
-        before, after = _ANNOUNCED.get(func, ("before_values", "after_use"))
+        before, after = _OWNER_CALLS.get(func, ("before_values", "after_use"))
         if len(records) > 1 and before == "before_values":
             records[0].owner.want_all()
         for record in records if before else ():
             getattr(record.owner, before)(record)
         with plain_tensors():
-            earlier = _values_of(records) if func in _WRITE_UNCOUNTED else []
+            earlier = _values_of(records) if func in _STATISTICS_WRITERS else []
             result = func(*args, **kwargs)
             for record, tensor, values in earlier:
-                record.note_values(tensor, values)
+                record.note_uncounted_write(tensor, values)
             for record in records if before == "before_values" else ():
                 result = note_aliases(record, result)
             if func == _SET_DATA and records and records[0].tensor is args[0]:
                 records[0].version = UNKNOWN_VERSION
-                records[0].users = MemoryUsers()
+                records[0].aliases = MemoryAliases()
         for record in records:
             getattr(record.owner, after)(record)
         return result
@@ -340,24 +341,24 @@ class MirroredTensor(torch.Tensor):
 
 
 def note_aliases(record: TensorRecord, result: Any) -> Any:
-    """Record the objects in a function's result that may share the memory of a mirrored tensor; return the result.
+    """Record the aliases of a mirrored tensor in a function's result; return the result.
 
-    Tensors that share it become aliases of class `MirroredTensor` with the same record: reading one counts as reading
-    the mirrored tensor. (nn.Parameter(p), and so weight_norm, require that detach keeps the class.)
+    A tensor that shares the memory becomes a `MirroredTensor` with the same record, so that a read of it fetches
+    values, too. (nn.Parameter(p), and so weight_norm, require that `detach` keeps the class.)
     """
     if isinstance(result, torch.Tensor):
         _note_tensor(record, result)
     elif isinstance(result, np.ndarray):
-        record.users.add(weakref.ref(result))
+        record.aliases.add(weakref.ref(result))
     elif isinstance(result, list | tuple):
         for each in result:
             note_aliases(record, each)
     elif isinstance(result, Iterator):
         return iter(note_aliases(record, list(result)))
     elif isinstance(result, torch.UntypedStorage) and result.device.type == "cpu":
-        return record.users.lend(result)
+        return record.aliases.alias_storage(result)
     elif not isinstance(result, _WITHOUT_MEMORY):
-        record.users.note_unknown()
+        record.aliases.add_untracked()
     return result
 
 
@@ -370,12 +371,12 @@ def _note_tensor(record: TensorRecord, result: torch.Tensor) -> None:
         return
     if not _may_share(result, tensor):
         return
-    record.users.add(weakref.ref(result))
+    record.aliases.add(weakref.ref(result))
     if type(result) is torch.Tensor:
         result.__class__ = MirroredTensor
         result.__dict__[_RECORD] = record
-    elif type(result) is not MirroredTensor:  # a class that does not report its aliases
-        record.users.note_unknown()
+    elif type(result) is not MirroredTensor:  # a subclass of the program's, whose aliases are not recorded
+        record.aliases.add_untracked()
 
 
 def _may_share(one: torch.Tensor, other: torch.Tensor) -> bool:

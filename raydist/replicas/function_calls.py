@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.checkpoints.loop_commands import IteratorPlace
+from raydist.checkpoints.loop_commands import IteratorPosition
 from raydist.checkpoints.replica_loop import ReplicaLoops
 from raydist.checkpoints.shards import ShardTerms, ShardWriter
 from raydist.context.current import StepCounter, enter_replica
@@ -168,8 +168,8 @@ class LoopSide:
     def copy(self, token: str, terms: ShardTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
         self._writer.copy(token, terms, objects, modules)
 
-    def places(self) -> tuple[IteratorPlace, ...]:
-        return tuple(IteratorPlace(each.state_dict(), each.has_ended) for each in self._iterators)
+    def positions(self) -> tuple[IteratorPosition, ...]:
+        return tuple(IteratorPosition(each.state_dict(), each.has_ended) for each in self._iterators)
 
 
 @final

@@ -335,7 +335,7 @@ class ReplicaRunner:
 
     def _note_refused(self, header: StepHeader) -> None:
         """Record a refused step, for calls concurrent with the steps."""
-        self._loops.pass_by(header.step)
+        self._loops.note_ended(header.step)
         if header.looks_only:
             other = CancelledError(f"Step {header.step} was given up: another replica failed.")
             self._refused[header.step] = pack_error(other if self._failure is None else self._failure[1])

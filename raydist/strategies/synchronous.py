@@ -223,8 +223,8 @@ class SynchronousStrategy(HostedStrategy):
         with self._summaries.pickling(), contextlib.nullcontext() if loop is None else sending_managers():
             ship = functools.partial(self._mirror.prepare, fn, args, named, injected=injected)
             payload = ship(carried=self._carried())
-            if loop is not None and (unreached := loop.unreached()):
-                payload = ship(carried=(*self._carried(), *unreached))
+            if loop is not None and (partly_sent := loop.partly_sent()):
+                payload = ship(carried=(*self._carried(), *partly_sent))
         header = self._next_header(payload, options)
         if loop is not None:
             header = replace(header, loop=loop.command())

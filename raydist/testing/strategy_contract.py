@@ -18,16 +18,23 @@ from torch import nn
 
 import raydist as rd
 from raydist.strategies.synchronous import SynchronousStrategy
-from raydist.testing.error_checks import check_bad_steps, check_closing, check_copies, check_errors, check_two_at_once
-from raydist.testing.strategy_calls import GLOBAL_BATCHES, TOLERANCE, batches_of, on_all
-from raydist.testing.training_program import MODELS, Program, train_alone, train_distributed
-from raydist.testing.variable_checks import (
+from raydist.testing.strategy_checks import (
+    GLOBAL_BATCHES,
+    TOLERANCE,
+    batches_of,
     check_aggregation,
+    check_bad_steps,
+    check_closing,
+    check_copies,
+    check_errors,
     check_late_parameters,
     check_metrics,
     check_origin,
     check_state_dict,
+    check_two_at_once,
+    on_all,
 )
+from raydist.testing.training_program import MODELS, Program, train_alone, train_distributed
 
 __all__ = [
     "CHECKS",

@@ -334,4 +334,4 @@ def _adding(
         )
     saved_already = {id(obj) for obj in contents.own_objects().values()}
     missing = {name: obj for name, obj in objects.items() if id(obj) not in saved_already}
-    return contents.adding({_GROUP: {**group, **missing}})
+    return contents.during_fit({_GROUP: {**group, **missing}})

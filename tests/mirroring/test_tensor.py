@@ -115,15 +115,15 @@ def test_buffer_copies_are_no_parameters(mirror: Mirror) -> None:
 )
 def test_memory_is_known_to_be_shared_for_as_long_as_it_is(share: Callable[[Any], Any]) -> None:
     _, layer = mirrored()
-    users = record_of(layer.weight).users
-    assert not users.are_there(layer.weight)
+    aliases = record_of(layer.weight).aliases
+    assert not aliases.exist(layer.weight)
     layer.weight.norm().item()
-    assert not users.are_there(layer.weight)
+    assert not aliases.exist(layer.weight)
     alias = share(layer.weight)
-    assert users.are_there(layer.weight)
+    assert aliases.exist(layer.weight)
     del alias
     gc.collect()
-    assert not users.are_there(layer.weight)
+    assert not aliases.exist(layer.weight)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_memory_is_known_to_be_shared_for_as_long_as_it_is(share: Callable[[Any]
 def test_memory_that_was_handed_out_for_good(share: Callable[[Any], Any]) -> None:
     _, layer = mirrored()
     alias = share(layer.weight)
-    assert record_of(layer.weight).users.are_there(layer.weight)
+    assert record_of(layer.weight).aliases.exist(layer.weight)
     del alias
 
 
@@ -164,9 +164,9 @@ def test_an_alias_of_memory_that_a_parameter_was_given() -> None:
 def test_memory_that_nobody_kept_is_not_shared_after_the_next_step() -> None:
     mirror, layer = mirrored()
     layer.half()
-    users = record_of(layer.weight).users
+    aliases = record_of(layer.weight).aliases
     mirror.run(lambda: layer.training)
-    assert not users.are_there(layer.weight)
+    assert not aliases.exist(layer.weight)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.testing.error_checks import check_errors
+from raydist.testing.strategy_checks import check_errors
 from raydist.testing.strategy_contract import CHECKS, check_batches, check_collectives, check_training, check_values
 from tests.contracts.exchange_program import check_exchanges
 from tests.distributed_dataset import missing_on_a_node, on_nodes

@@ -25,13 +25,13 @@ from raydist.checkpoints.checkpoint import contents_of
 from raydist.checkpoints.driver_loop import DriverLoop, ManagedLoop, begin_loop
 from raydist.checkpoints.listing import Retention, SaveInterval
 from raydist.checkpoints.loop_commands import (
-    IteratorPlace,
+    IteratorPosition,
     LoopCommand,
     LoopCount,
-    LoopNews,
+    LoopReport,
     ManagerCommand,
+    RequestedSave,
     SaveOutcome,
-    WantedSave,
 )
 from raydist.checkpoints.replica_loop import DrawGate, ManagerProxy, ReplicaLoop, ReplicaLoops
 from raydist.checkpoints.run_directory import RunDirectory
@@ -76,8 +76,8 @@ class Rank:
     def copy(self, token: str, terms: ShardTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
         self.writer.copy(token, terms, objects, modules)
 
-    def places(self) -> tuple[IteratorPlace, ...]:
-        return (IteratorPlace({"drawn": self.drawn}, False),)
+    def positions(self) -> tuple[IteratorPosition, ...]:
+        return (IteratorPosition({"drawn": self.drawn}, False),)
 
 
 class Host:
@@ -157,7 +157,7 @@ def test_what_the_driver_has_is_that_of_the_runs_beginning(run: RunDirectory) ->
     command = part.command(host)
     assert command.objects == {}
     state.epoch = 2
-    outcome = part.write(WantedSave("t", "key", 5, 9, None, ()), lambda request: _begun(host, request), None)
+    outcome = part.write(RequestedSave("t", "key", 5, 9, None, ()), lambda request: _begun(host, request), None)
     host.close()
     assert outcome.error is None
     again = rd.State(epoch=0)
@@ -175,14 +175,14 @@ def test_datasets_and_iterators_are_where_the_replicas_are(run: RunDirectory) ->
     data = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(8).batch(2))
     iterator, other = iter(data), iter(rd.Dataset.range(3))
     next(iterator)
-    place = IteratorPlace(iterator.state_dict(), False)
+    position = IteratorPosition(iterator.state_dict(), False)
     part, _ = managed(run, [iterator], data=data, iterator=iterator, other=other)
     host = Host(1, dict, [])
     part.command(host)
     next(iterator)  # here; the replicas are elsewhere
-    wanted = WantedSave("t", "key", 1, 1, None, (place,))
-    assert part.write(wanted, lambda request: _begun(host, request), None).error is None
-    ended = WantedSave("u", "key", 2, 2, None, (IteratorPlace(place.state, True),))
+    requested = RequestedSave("t", "key", 1, 1, None, (position,))
+    assert part.write(requested, lambda request: _begun(host, request), None).error is None
+    ended = RequestedSave("u", "key", 2, 2, None, (IteratorPosition(position.state, True),))
     assert part.write(ended, lambda request: _begun(host, request), None).error is None
     host.close()
     rd.Checkpoint(data=data).restore(run.path_to(1), only="data")
@@ -208,12 +208,12 @@ def test_a_failure_is_told_and_does_not_keep_the_process(run: RunDirectory, tmp_
     host = Host(1, dict, [])
     part.command(host)
     (tmp_path / "ckpt-4").write_text("in the way")
-    wanted = WantedSave("t", "key", 4, 1, None, (), leaving=True)
-    outcome = part.write(wanted, lambda request: _begun(host, request), "it received SIGTERM")
+    requested = RequestedSave("t", "key", 4, 1, None, (), is_last=True)
+    outcome = part.write(requested, lambda request: _begun(host, request), "it received SIGTERM")
     host.close()
     assert outcome.failures == 1
-    assert outcome.left is part.left
-    assert "it received SIGTERM. It could not be saved" in str(outcome.left)
+    assert outcome.preempted is part.preempted
+    assert "it received SIGTERM. It could not be saved" in str(outcome.preempted)
     saves.writer.close()  # nobody is told again
 
 
@@ -272,15 +272,15 @@ def test_replicas_stop_at_the_same_draw_and_raise_after_the_commit(
     watch_steps(watch)
 
     def body(loop: ReplicaLoop, rank: Rank) -> None:
-        place = host.ranks.index(rank)
+        position = host.ranks.index(rank)
         try:
             for step in range(1, 10_000):
                 loop.draw()
                 set_weight(rank, step)
-                drawn[place] = step
-                time.sleep(0.001 * (1 + 5 * place))
+                drawn[position] = step
+                time.sleep(0.001 * (1 + 5 * position))
         except rd.Preempted:
-            there[place] = (tmp_path / "ckpt-0").exists()
+            there[position] = (tmp_path / "ckpt-0").exists()
             raise
 
     loop = host.run(part_of(saves), body)
@@ -414,9 +414,9 @@ def test_counts_go_on_where_the_drivers_were() -> None:
     saved = [one.save("key") for _ in range(3)]
     assert [each is not None for each in saved] == [True, False, True]
     assert [each.path for each in saved if each] == ["/runs/ckpt-2", "/runs/ckpt-4"]
-    news = one.news(ended=False)
-    assert [(wanted.number, wanted.calls) for wanted in news.wanted] == [(2, 2), (4, 4)]
-    assert news.counts == {"key": LoopCount(4, 4)}
+    report = one.report(ended=False)
+    assert [(requested.number, requested.calls) for requested in report.requested] == [(2, 2), (4, 4)]
+    assert report.counts == {"key": LoopCount(4, 4)}
 
 
 def test_a_variable_counts_and_what_is_no_variable_cannot() -> None:
@@ -437,10 +437,10 @@ def test_a_process_is_left_whatever_counts_the_steps(options: dict[str, Any], nu
     one.gate.stop_after(0)
     with ThreadPoolExecutor(1) as thread:
         drawing = thread.submit(one.draw)
-        while not (wanted := one.news(ended=False).wanted):
+        while not (requested := one.report(ended=False).requested):
             assert not drawing.done()
-        assert (wanted[0].number, wanted[0].leaving) == (number, True)
-        one.end_save(wanted[0].token, SaveOutcome(left=left))
+        assert (requested[0].number, requested[0].is_last) == (number, True)
+        one.end_save(requested[0].token, SaveOutcome(preempted=left))
         with pytest.raises(rd.Preempted, match="why"):
             drawing.result(20)
     with pytest.raises(rd.Preempted, match="why"):
@@ -456,8 +456,8 @@ def test_a_handle_tells_what_has_become_of_it_and_the_third_failure_is_raised() 
         assert not handle.done()
         with pytest.raises(rd.DeadlineExceededError, match="must be written in time"):
             handle.wait(0.0)
-        (wanted,) = one.news(ended=False).wanted
-        one.end_save(wanted.token, SaveOutcome(pack_error(OSError("full")), number + 1))
+        (requested,) = one.report(ended=False).requested
+        one.end_save(requested.token, SaveOutcome(pack_error(OSError("full")), number + 1))
         with pytest.raises(OSError, match="full"):
             handle.wait()
     with pytest.raises(OSError, match="full"):
@@ -479,17 +479,17 @@ def test_bad_input(asked: dict[str, Any], options: dict[str, Any], said: str) ->
 
 def test_a_run_is_unknown_then_under_way_then_over() -> None:
     loops = ReplicaLoops(ShardWriter(0, 1, torch.device("cpu")))
-    assert loops.news(4) is None
+    assert loops.report(4) is None
     assert loops.hold(4) is None
     loops.draw()
     with loops.running(4, LoopCommand((), 1.0), Rank(0, 1, {})):
         loops.draw()
-        assert loops.news(4) == LoopNews()
+        assert loops.report(4) == LoopReport()
         assert loops.hold(4) == 1
         loops.stop_after(4, None)
         loops.draw()
         assert loops.hold(4) == 2
-    assert loops.news(4) == LoopNews(ended=True)
+    assert loops.report(4) == LoopReport(ended=True)
     assert loops.hold(4) is None
 
 
