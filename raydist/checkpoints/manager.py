@@ -17,7 +17,7 @@ from raydist.checkpoints.replica_loop import ManagerProxy, may_send_managers
 from raydist.checkpoints.run_directory import RunDirectory
 from raydist.checkpoints.saves import ManagerSaves, SaveHandle
 from raydist.checkpoints.watch import ManagerWatch
-from raydist.cluster.preemption import end_reason, leave, leave_at_last, unwatch_steps, watch_steps
+from raydist.cluster.preemption import end_after_last_step, end_if_preempted, end_reason, unwatch_steps, watch_steps
 from raydist.context.current import has_strategy, in_cross_replica_context
 from raydist.context.replica_context import loop_here
 from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
@@ -299,7 +299,7 @@ class CheckpointManager:
         self._watch.settle()
         saves.calls += 1
         if end_reason() is not None and loop_here() is None:  # a run that draws batches itself stops at its draw
-            leave(before_draw=False)
+            end_if_preempted(before_draw=False)
         saves.writer.report_failure()
         step = saves.step()
         if check_interval and not saves.is_due(step):
@@ -339,7 +339,7 @@ class CheckpointManager:
             self._watch.settle()
             self._saves.writer.join()  # preemption during the wait counts, too
             if self._run.is_acquired and sys.exception() is None:  # otherwise that exception ends the program
-                leave_at_last()
+                end_after_last_step()
         finally:
             self._saves.writer.close()
 

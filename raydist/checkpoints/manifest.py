@@ -153,7 +153,7 @@ class CheckpointManifest:
             if version == CHECKPOINT_VERSION:
                 return cls._of_content(content)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-            problem = f"The manifest of a checkpoint must be intact, but in {path!r} {_told(error)}"
+            problem = f"The manifest of a checkpoint must be intact, but in {path!r} {_problem_of(error)}"
             raise DataLossError(f"{problem}. Use another checkpoint or a copy.", path=path) from error
         raise InvalidArgumentError(
             f"The checkpoint {path!r} has format version {version!r:.50}, this raydist reads version "
@@ -184,7 +184,7 @@ def _checked(data: bytes) -> bytes:
     return saved
 
 
-def _told(error: Exception) -> str:
+def _problem_of(error: Exception) -> str:
     return str(error)[:300] if type(error) is ValueError else f"there is {error!r:.300}"
 
 

@@ -43,7 +43,7 @@ def remove_checkpoint(files: DirectoryFiles) -> None:
     failpoint("retention.after_files")
 
 
-def remove_what_was_killed(root: DirectoryFiles, folders: Iterable[str]) -> None:
+def remove_leftovers(root: DirectoryFiles, folders: Iterable[str]) -> None:
     """Remove all files that no manifest names. The caller guarantees that no process is writing.
 
     A directory without a manifest that contains files of other origin stays.
@@ -113,7 +113,7 @@ class RunDirectory:
             FailedPreconditionError: Another process writes into the directory; the message says which, and since when.
         """
         self._directory_lock.acquire()
-        remove_what_was_killed(self._files, folders_of(self._files, self.name))
+        remove_leftovers(self._files, folders_of(self._files, self.name))
         found = self.find()
         generations = [each.kept.generation for each in find_checkpoints(self._files) if each.damage is None]
         began = [each.details["began"] for each in found if isinstance(each.details.get("began"), int | float)]

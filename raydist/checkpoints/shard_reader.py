@@ -200,7 +200,7 @@ def _put(tensors: dict[str, torch.Tensor], key: str, place: FilePlace, found: to
     tensors[key][slice(*place.rows)] = found
 
 
-def _told(do: Callable[[], PreparedShard | None]) -> bytes:
+def _pickled_outcome(do: Callable[[], PreparedShard | None]) -> bytes:
     """Return the pickled result or error of `do`: a raised error would end the replicas' group."""
     try:
         return pickle.dumps(do())
@@ -212,7 +212,7 @@ def prepare_shard(
     reader: ShardReader, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
     """Prepare a restore on a replica. Replicas run this function first."""
-    return _told(lambda: reader.prepare(request, objects, modules))
+    return _pickled_outcome(lambda: reader.prepare(request, objects, modules))
 
 
 def commit_shard(
@@ -220,9 +220,9 @@ def commit_shard(
 ) -> bytes:
     """Commit a restore on a replica. Replicas run this function once all have read their shards."""
     commit = reader.take(token)
-    return _told(lambda: commit(objects, modules))
+    return _pickled_outcome(lambda: commit(objects, modules))
 
 
 def discard_shard(reader: ShardReader) -> bytes:
     """Discard a restore on a replica. Replicas run this function if a replica reported a problem."""
-    return _told(reader.discard)
+    return _pickled_outcome(reader.discard)

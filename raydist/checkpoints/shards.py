@@ -174,7 +174,7 @@ class SaveReports:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told: OrderedDict[str, Shard | Exception] = OrderedDict()
+        self._outcomes: OrderedDict[str, Shard | Exception] = OrderedDict()
         self._threads: list[threading.Thread] = []
 
     def write(self, token: str, do: Callable[[], Shard]) -> None:
@@ -193,14 +193,14 @@ class SaveReports:
     def record(self, token: str, outcome: Shard | Exception) -> None:
         """Record the outcome of a save."""
         with self._lock:
-            self._told[token] = outcome
-            while len(self._told) > _KEPT:
-                self._told.popitem(last=False)
+            self._outcomes[token] = outcome
+            while len(self._outcomes) > _KEPT:
+                self._outcomes.popitem(last=False)
 
     def of(self, token: str) -> Shard | Exception | None:
         """Return the outcome of a save, or None while it is unknown."""
         with self._lock:
-            return self._told.get(token)
+            return self._outcomes.get(token)
 
     def close(self, within_s: float) -> None:
         """Block for up to `within_s` seconds until running writes have ended."""

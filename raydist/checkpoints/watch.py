@@ -58,7 +58,7 @@ class ManagerWatch:
         """Key of the manager, unique in this process."""
         self.exit_code, self.asynchronous = exit_code, asynchronous
         self._settle: Callable[[], None] | None = None
-        self._left: Callable[[], Preempted | None] = lambda: None
+        self._preemption: Callable[[], Preempted | None] = lambda: None
         self._datasets: list[weakref.ref[DistributedDataset]] = []
         self._iterators: dict[str, _TrackedIterator] = {}
 
@@ -78,19 +78,19 @@ class ManagerWatch:
         """Saves of the manager; None if the manager was dropped."""
         return self._saves()
 
-    def follow(self, settle: Callable[[], None], left: Callable[[], Preempted | None]) -> None:
+    def follow(self, settle: Callable[[], None], preemption: Callable[[], Preempted | None]) -> None:
         """Record a run that draws batches itself.
 
-        `settle` blocks until the run and its saves have ended, and raises the run's error; `left` returns the exception
-        that ends the process, once the save for it is written.
+        `settle` blocks until the run and its saves have ended, and raises the run's error; `preemption` returns the
+        exception that ends the process, once the save for it is written.
         """
-        self._settle, self._left = settle, left
+        self._settle, self._preemption = settle, preemption
 
     def settle(self) -> None:
         """Block until the recorded run has ended, so that its saves are known; raise the run's error."""
         if self._settle is not None:
             self._settle()
-            self._settle, self._left = None, lambda: None
+            self._settle, self._preemption = None, lambda: None
 
     def before_step(self, boundary: int) -> None:
         for ref in self._datasets:
@@ -106,17 +106,17 @@ class ManagerWatch:
         firsts = [dataset._first_undoable for dataset in datasets]
         return max([*firsts, *(each.first_undoable for each in self._iterators.values())], default=0)
 
-    def save_to_leave(self, reason: str, *, undone: int | None) -> Preempted:
-        saves, left = self._saves(), self._left
+    def save_before_exit(self, reason: str, *, undone: int | None) -> Preempted:
+        saves, preemption = self._saves(), self._preemption
         why = f"This process is to end: {reason}."
         try:
             self.settle()
         except Preempted:
             pass  # the replicas have stopped already
         except Exception as error:
-            if saves is not None and left() is None:
+            if saves is not None and preemption() is None:
                 return Preempted(self.exit_code, why + unsaved(saves, error))
-        if (end := left()) is not None:
+        if (end := preemption()) is not None:
             return end
         if saves is not None:
             given = {} if undone is None else {name: each.state(undone) for name, each in self._iterators.items()}

@@ -193,9 +193,9 @@ class StepWatcher(Protocol):
 
     @property
     def first_undoable(self) -> int:
-        """The first boundary for which `save_to_leave` can undo the draws."""
+        """The first boundary for which `save_before_exit` can undo the draws."""
 
-    def save_to_leave(self, reason: str, *, undone: int | None) -> Preempted:
+    def save_before_exit(self, reason: str, *, undone: int | None) -> Preempted:
         """Save now, because the process is to end. Never raises; return the exception that ends the process.
 
         Batches drawn from the boundary `undone` on count as not drawn; None: all drawn batches were used.
@@ -222,9 +222,9 @@ class Boundaries:
     def __init__(self) -> None:
         self.flag = PreemptionFlag(self._nodes)
         self._known: tuple[weakref.ref[StepWatcher], ...] = ()
-        self._leaving = False
-        self._has_left = False
-        self._undivided = False
+        self._is_ending = False
+        self._has_ended = False
+        self._ignores_draws = False
         self._queues: tuple[weakref.ref[StepQueue], ...] = ()
         self._number = 0
 
@@ -241,9 +241,9 @@ class Boundaries:
         """Return the reason why this process is to end; None if it is not, or if no watcher is registered."""
         return self.flag.reason
 
-    def is_to_leave(self) -> bool:
-        """Return True if the process is to end and no watcher is saving yet: loops that wait for steps then leave."""
-        return self.flag.reason is not None and not self._leaving
+    def is_preempted(self) -> bool:
+        """Return True if the process is to end and no watcher saves yet: loops that wait for steps then end."""
+        return self.flag.reason is not None and not self._is_ending
 
     def watch(self, watcher: StepWatcher) -> None:
         """Register a watcher, by weak reference, and start to watch for preemption. May be called repeatedly."""
@@ -256,7 +256,7 @@ class Boundaries:
         self._known = tuple(ref for ref in self._known if ref() not in (None, watcher))
         if not self._known:
             self.flag.stop()
-            self._has_left = False
+            self._has_ended = False
 
     def add_queue(self, queue: StepQueue) -> None:
         """Register a queue of scheduled functions, by weak reference."""
@@ -264,23 +264,23 @@ class Boundaries:
 
     def step_watchers(self) -> Sequence[StepWatcher]:
         """Return the watchers of a run's draws; none if draws are no boundaries."""
-        return () if self._undivided or not self._known else self._watchers()
+        return () if self._ignores_draws or not self._known else self._watchers()
 
     @contextlib.contextmanager
-    def undivided(self) -> Iterator[None]:
-        """Make draws inside a run no boundaries in the `with` block: the program's own count of runs would not fit."""
-        before, self._undivided = self._undivided, True
+    def ignore_draws(self) -> Iterator[None]:
+        """Let draws inside a run pass no boundary in the `with` block: the program counts whole runs."""
+        before, self._ignores_draws = self._ignores_draws, True
         try:
             yield
         finally:
-            self._undivided = before
+            self._ignores_draws = before
 
     def pass_boundary(self) -> None:
         """Pass a boundary before a step. Raise Preempted if the process is to end, once all watchers have saved."""
-        if not self._known or self._leaving:  # saving runs steps, too
+        if not self._known or self._is_ending:  # saving runs steps, too
             return
         if self.flag.reason is not None:
-            self.leave(before_draw=True)
+            self.end_if_preempted(before_draw=True)
         self._number += 1
         for watcher in self._watchers():
             watcher.before_step(self._number)
@@ -291,8 +291,8 @@ class Boundaries:
         Raises:
             Preempted: The process is to end, and a checkpoint is saved.
         """
-        if self._known and not self._undivided:
-            self.leave(before_draw=False)
+        if self._known and not self._ignores_draws:
+            self.end_if_preempted(before_draw=False)
 
     def note_draws(self) -> None:
         """Record that a run in this process drew batches itself and ended: its draws belong to no later step."""
@@ -305,30 +305,30 @@ class Boundaries:
         queues = [queue for ref in self._queues if (queue := ref()) is not None]
         return [boundary for queue in queues for boundary in queue.cancel_pending(first)]
 
-    def leave(self, *, before_draw: bool) -> None:
+    def end_if_preempted(self, *, before_draw: bool) -> None:
         """Let watchers save, run the previous SIGTERM handlers, raise Preempted. Do nothing without a reason."""
         reason = self.flag.reason
-        if reason is None or self._leaving:
+        if reason is None or self._is_ending:
             return
-        self._leaving = True
+        self._is_ending = True
         try:
             cancelled = self._cancel_pending()
             if cancelled:
                 count = len(cancelled)
                 reason += f", before {count} functions that were scheduled had begun: they are to be scheduled again"
             first = min([*cancelled, *([self._number + 1] if before_draw else [])], default=None)
-            ends = [watcher.save_to_leave(reason, undone=first) for watcher in self._watchers()]
+            ends = [watcher.save_before_exit(reason, undone=first) for watcher in self._watchers()]
             self.flag.run_found()
         finally:
-            self._leaving = False
-        self._has_left = True
+            self._is_ending = False
+        self._has_ended = True
         if ends:
             raise ends[0]
 
-    def leave_at_last(self) -> None:
-        """Leave if preemption was noticed after the last step, when no boundary follows."""
-        if not self._has_left:
-            self.leave(before_draw=False)
+    def end_after_last_step(self) -> None:
+        """End the process if preemption was noticed after the last step, when no boundary follows."""
+        if not self._has_ended:
+            self.end_if_preempted(before_draw=False)
 
 
 _BOUNDARIES = Boundaries()
@@ -339,10 +339,10 @@ pass_boundary = _BOUNDARIES.pass_boundary  # costs 40 ns if no watcher is regist
 pass_draw = _BOUNDARIES.pass_draw
 note_draws = _BOUNDARIES.note_draws
 step_watchers = _BOUNDARIES.step_watchers
-undivided_run = _BOUNDARIES.undivided
+ignore_draws = _BOUNDARIES.ignore_draws
 boundary_number = _BOUNDARIES.boundary_number
-is_to_leave = _BOUNDARIES.is_to_leave
+is_preempted = _BOUNDARIES.is_preempted
 add_step_queue = _BOUNDARIES.add_queue
 end_reason = _BOUNDARIES.end_reason
-leave = _BOUNDARIES.leave
-leave_at_last = _BOUNDARIES.leave_at_last
+end_if_preempted = _BOUNDARIES.end_if_preempted
+end_after_last_step = _BOUNDARIES.end_after_last_step

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, cast, final
 
-from raydist.cluster.preemption import is_to_leave
+from raydist.cluster.preemption import is_preempted
 from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.interfaces import ServerSide, WorkerConnections
 from raydist.coordinator.scheduler import ClosureCondition, Scheduler, WorkerCalls
@@ -186,7 +186,7 @@ class Coordinator:
         """Return once all closures have ended, or the process is to end."""
         with self._changed:
             done = "the closures that were scheduled"
-            self._condition.wait_until(lambda: not self._queue.num_open or is_to_leave(), done, timeout_s)
+            self._condition.wait_until(lambda: not self._queue.num_open or is_preempted(), done, timeout_s)
 
     def join(self, timeout_s: float | None = None) -> None:
         """Block until all closures have ended; apply incomplete synchronous steps. Raises the first closure error."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
-from raydist.cluster.preemption import leave
+from raydist.cluster.preemption import end_if_preempted
 from raydist.core.errors import (
     CancelledError,
     FailedPreconditionError,
@@ -456,5 +456,5 @@ def _to_raise(error: BaseException) -> BaseException:
     """Return the original error. After a preemption of the replicas, the driver leaves the process group, too."""
     raised = what_was_raised(error)
     if isinstance(raised, Preempted):
-        leave(before_draw=False)
+        end_if_preempted(before_draw=False)
     return raised

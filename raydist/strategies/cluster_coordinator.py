@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, final
 
-from raydist.cluster.preemption import leave
+from raydist.cluster.preemption import end_if_preempted
 from raydist.coordinator.per_worker import PerWorkerDataset, PerWorkerValue
 from raydist.coordinator.remote_value import RemoteValue, fetched
 from raydist.core.errors import InvalidArgumentError
@@ -113,7 +113,7 @@ class ClusterCoordinator:
         coordinator = self._strategy.open_coordinator("wait for closures")
         if coordinator is not None:
             coordinator.wait_or_leave(timeout)
-            leave(before_draw=False)
+            end_if_preempted(before_draw=False)
             coordinator.join(timeout)
 
     def done(self) -> bool:

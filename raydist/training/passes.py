@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
-from raydist.cluster.preemption import undivided_run
+from raydist.cluster.preemption import ignore_draws
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.values import INFINITE_CARDINALITY
 from raydist.distributed_dataset import DistributedDataset
@@ -161,7 +161,7 @@ class Executions:
             self.result = self._strategy.run(self._call, args=(batch,), options=self._options)
             return 1
         count = self._size if limit is None else min(limit, self._size)
-        with undivided_run():  # `fit` counts by executions
+        with ignore_draws():  # `fit` counts by executions
             counts = self._strategy.run(self._call, args=(self._iterator, count), options=self._options)
         # A batch exists on all replicas or on none, so every replica returns the same count.
         done = int(self._strategy.local_results(counts)[0])

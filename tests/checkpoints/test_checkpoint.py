@@ -56,7 +56,7 @@ class Everything:
         return [*losses, float(self.metric.compute()), float(self.mean.compute())]
 
 
-def test_a_restored_run_is_the_run(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     run = Everything()
     run.train(3)
     path = run.checkpoint.save(tmp_path / "ckpt-3")
@@ -71,7 +71,7 @@ def test_a_restored_run_is_the_run(tmp_path: Path) -> None:
         assert torch.equal(again.model.state_dict()[name], value)
 
 
-def test_files_are_for_everybody(tmp_path: Path) -> None:
+def test_other_users_can_read_the_files(tmp_path: Path) -> None:
     run = Everything()
     run.train(2)
     path = run.checkpoint.save(tmp_path / "ckpt-2")
@@ -97,7 +97,7 @@ def test_an_object_with_two_names_is_stored_once(tmp_path: Path) -> None:
     assert torch.equal(other.weight, kept["weight"])
 
 
-def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
+def test_saving_again_replaces_the_checkpoint(tmp_path: Path) -> None:
     run = Everything()
     path = run.checkpoint.save(tmp_path / "x")
     run.train(2)
@@ -109,12 +109,12 @@ def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("thing", [3, "text", lambda: 0, nn.Linear, object()], ids=lambda thing: type(thing).__name__)
-def test_what_has_no_state_is_named(thing: Any) -> None:
+def test_objects_without_state_are_named(thing: Any) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="'more.1'.*rd.State"):
         rd.Checkpoint(more=[rd.State(), thing])
 
 
-def test_all_that_does_not_fit_is_listed_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_all_mismatches_are_listed_and_nothing_changes(tmp_path: Path) -> None:
     path = rd.Checkpoint(
         progress=rd.State(a=1), model=nn.ModuleDict({"x": nn.Linear(2, 2), "y": nn.Linear(3, 2)})
     ).save(tmp_path / "x")
@@ -135,13 +135,13 @@ def test_all_that_does_not_fit_is_listed_and_nothing_is_changed(tmp_path: Path) 
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_twenty_are_listed(tmp_path: Path) -> None:
+def test_at_most_twenty_mismatches_are_listed(tmp_path: Path) -> None:
     path = rd.Checkpoint(progress=rd.State()).save(tmp_path / "x")
     with pytest.raises(rd.InvalidArgumentError, match="'progress.v19' is missing, and 5 more"):
         rd.Checkpoint(progress=rd.State(**{f"v{i}": i for i in range(25)})).restore(path)
 
 
-def test_what_is_missing_or_unexpected_may_be_left(tmp_path: Path) -> None:
+def test_missing_and_unexpected_names_can_be_allowed(tmp_path: Path) -> None:
     path = rd.Checkpoint(model=nn.ModuleDict({"x": nn.Linear(2, 2)}), old=rd.State()).save(tmp_path / "x")
     model = nn.ModuleDict({"x": nn.Linear(2, 2, bias=False), "z": nn.Linear(1, 1, bias=False)})
     report = rd.Checkpoint(model=model, new=rd.State(a=1)).restore(path, strict=False)
@@ -150,7 +150,7 @@ def test_what_is_missing_or_unexpected_may_be_left(tmp_path: Path) -> None:
     assert torch.equal(model.state_dict()["x.weight"], load_file(f"{path}/model.safetensors")["x.weight"])
 
 
-def test_some_of_it(tmp_path: Path) -> None:
+def test_restoring_some_objects(tmp_path: Path) -> None:
     run = Everything()
     run.train(2)
     path = run.checkpoint.save(tmp_path / "x")
@@ -189,7 +189,7 @@ def test_an_optimizer_over_other_parameters_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (2, 3, 1, 1)], ids=["fewer", "more"])
-def test_an_optimizer_may_take_the_states_of_some_parameters(sizes: tuple[int, ...], tmp_path: Path) -> None:
+def test_an_optimizer_can_restore_the_states_of_some_parameters(sizes: tuple[int, ...], tmp_path: Path) -> None:
     def made(sizes: tuple[int, ...], rate: float) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = nn.Sequential(*(nn.Linear(size, after) for size, after in itertools.pairwise(sizes)))
         optimizer = torch.optim.Adam(model.parameters(), lr=rate)
@@ -211,7 +211,7 @@ def test_an_optimizer_may_take_the_states_of_some_parameters(sizes: tuple[int, .
     optimizer.step()
 
 
-def test_a_metric_collection_is_its_metrics(tmp_path: Path) -> None:
+def test_a_metric_collection_is_saved_as_its_metrics(tmp_path: Path) -> None:
     def made() -> torchmetrics.MetricCollection:
         metrics = torchmetrics.MetricCollection(
             {"p": BinaryPrecision(), "r": BinaryRecall(), "mean": torchmetrics.MeanMetric()}, prefix="x_"
@@ -248,7 +248,9 @@ def test_a_metric_collection_is_its_metrics(tmp_path: Path) -> None:
     ids=["conjugate", "negative", "transposed", "backwards", "field"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_views_are_saved_as_what_they_show(value: Any, expected: Any, asynchronous: bool, tmp_path: Path) -> None:
+def test_views_are_saved_with_their_elements_only(
+    value: Any, expected: Any, asynchronous: bool, tmp_path: Path
+) -> None:
     held = Holder({"x": value})
     with rd.CheckpointManager(rd.Checkpoint(held=held), tmp_path, 1, asynchronous=asynchronous) as manager:
         manager.save()
@@ -273,7 +275,7 @@ def test_views_are_saved_as_what_they_show(value: Any, expected: Any, asynchrono
     ids=["lazy", "meta", "nested", "masked", "number"],
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Lazy modules are a new feature")
-def test_what_has_no_values_is_named(made: Any, message: str, tmp_path: Path) -> None:
+def test_tensors_without_values_are_named(made: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(rd.InvalidArgumentError, match=message):
         rd.Checkpoint(held=made()).save(tmp_path / "x")
     assert os.listdir(tmp_path) == []
@@ -292,7 +294,7 @@ class Holder:
         self.state = state
 
 
-def test_an_object_that_refuses_its_state_leaves_all_as_they_were(tmp_path: Path) -> None:
+def test_an_object_that_rejects_its_state_leaves_all_unchanged(tmp_path: Path) -> None:
     class Picky:
         refuses = False
 
@@ -317,12 +319,12 @@ def test_an_object_that_refuses_its_state_leaves_all_as_they_were(tmp_path: Path
     assert torch.equal(model.weight, before)
 
 
-def test_where_nothing_is(tmp_path: Path) -> None:
+def test_a_missing_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(rd.NotFoundError, match="did not come to its end"):
         rd.Checkpoint(a=rd.State()).restore(tmp_path / "nothing")
 
 
-def test_inside_of_a_step_it_is_an_error(tmp_path: Path) -> None:
+def test_saving_inside_a_step_is_an_error(tmp_path: Path) -> None:
     checkpoint = rd.Checkpoint(a=rd.State())
     with pytest.raises(rd.FailedPreconditionError, match="inside of strategy.run"):
         rd.OneDeviceStrategy("cpu").run(lambda: checkpoint.save(tmp_path / "x"))
@@ -353,7 +355,7 @@ def test_a_checkpoint_of_a_compiled_module_loads_into_a_plain_one_and_back(tmp_p
             assert theirs.grad is not None
 
 
-def test_names_of_compiled_modules_in_older_checkpoints_are_taken(tmp_path: Path, monkeypatch: Any) -> None:
+def test_names_of_compiled_modules_in_older_checkpoints_still_load(tmp_path: Path, monkeypatch: Any) -> None:
     """Version 0.1 saved them as torch names them."""
     module: Any = torch.compile(nn.Linear(2, 1), backend="eager")
     with monkeypatch.context() as old:
@@ -373,7 +375,7 @@ def test_names_of_compiled_modules_in_older_checkpoints_are_taken(tmp_path: Path
         assert len(its.state) == 2
 
 
-def test_a_model_is_its_module_optimizer_scheduler_and_metrics(tmp_path: Path) -> None:
+def test_a_model_is_saved_as_module_optimizer_scheduler_and_metrics(tmp_path: Path) -> None:
     def made() -> rd.Model:
         model = rd.Model(nn.Linear(1, 1))
         model.compile("adam", "mse", metrics={"mean": torchmetrics.MeanSquaredError()})

@@ -22,7 +22,7 @@ from raydist.pipelines.stored.directory_files import LocalFiles, directory_files
 ELSEWHERE = Holder("other", "another-host", 7, "2026-11-22 10:00:00 +0000", machine="another", started="1")
 
 
-def test_a_second_writer_is_refused_and_told_by_whom_and_since_when(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_the_holder_named(tmp_path: Path) -> None:
     first, second = DirectoryLock(LocalFiles(str(tmp_path))), DirectoryLock(LocalFiles(str(tmp_path)))
     first.acquire()
     first.acquire()
@@ -36,7 +36,7 @@ def test_a_second_writer_is_refused_and_told_by_whom_and_since_when(tmp_path: Pa
     assert not (tmp_path / LOCK_FILE).exists()
 
 
-def test_a_holder_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; from raydist.checkpoints.directory_lock import DirectoryLock;"
         "from raydist.pipelines.stored.directory_files import LocalFiles;"
@@ -50,9 +50,7 @@ def test_a_holder_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC])
-def test_where_nothing_may_be_written_it_is_said_so(
-    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_directory_is_reported(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str, *_: int) -> None:
         raise OSError(number, os.strerror(number), path)
 
@@ -64,7 +62,7 @@ def test_where_nothing_may_be_written_it_is_said_so(
     assert not lock.is_acquired
 
 
-def test_a_file_that_could_not_be_removed_holds_this_process_not_up(tmp_path: Path) -> None:
+def test_a_lock_file_that_could_not_be_removed_does_not_block_this_process(tmp_path: Path) -> None:
     first, second = DirectoryLock(LocalFiles(str(tmp_path))), DirectoryLock(LocalFiles(str(tmp_path)))
     first.acquire()
     with mock.patch.object(LocalFiles, "remove", side_effect=OSError("the store is down")):
@@ -76,7 +74,7 @@ def test_a_file_that_could_not_be_removed_holds_this_process_not_up(tmp_path: Pa
     second.release()
 
 
-def test_a_lease_that_is_dropped_is_given_back(tmp_path: Path) -> None:
+def test_a_dropped_lease_is_released(tmp_path: Path) -> None:
     lock = DirectoryLock(LocalFiles(str(tmp_path)))
     lock.acquire()
     del lock
@@ -84,7 +82,7 @@ def test_a_lease_that_is_dropped_is_given_back(tmp_path: Path) -> None:
     assert not (tmp_path / LOCK_FILE).exists()
 
 
-def test_elsewhere_a_count_that_stands_still_is_free(tmp_path: Path) -> None:
+def test_a_lease_of_another_machine_whose_counter_stops_is_free(tmp_path: Path) -> None:
     files = directory_files(f"memory://{tmp_path}")
     files.make()
     files.replace(LOCK_FILE, ELSEWHERE.to_bytes())
@@ -93,7 +91,7 @@ def test_elsewhere_a_count_that_stands_still_is_free(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_elsewhere_a_count_that_goes_on_is_held(tmp_path: Path) -> None:
+def test_a_lease_of_another_machine_whose_counter_grows_is_held(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     files.replace(LOCK_FILE, ELSEWHERE.to_bytes())
     looks = iter([ELSEWHERE, replace(ELSEWHERE, beat=1)])
@@ -117,7 +115,7 @@ class _Counting:
         return self._files.open(name)
 
 
-def test_who_was_taken_for_dead_writes_no_more(tmp_path: Path) -> None:
+def test_a_process_that_lost_its_lease_stops_writing(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     lock = DirectoryLock(files)
     lock.acquire()
@@ -128,7 +126,7 @@ def test_who_was_taken_for_dead_writes_no_more(tmp_path: Path) -> None:
     assert read_holder(files) == ELSEWHERE
 
 
-def test_a_lease_counts_up_while_it_is_held(tmp_path: Path) -> None:
+def test_the_counter_grows_while_the_lease_is_held(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     lock = DirectoryLock(files, beat_s=0.01)
     lock.acquire()
@@ -141,7 +139,7 @@ def test_a_lease_counts_up_while_it_is_held(tmp_path: Path) -> None:
     assert now.beat > first.beat
 
 
-def test_a_process_of_the_same_number_is_another_one() -> None:
+def test_a_reused_process_number_is_another_process() -> None:
     me = this_process()
     assert judge_holder(replace(me, token="x"), me) == "held"
     assert judge_holder(replace(me, token="x", started="1"), me) == "free"
@@ -149,11 +147,11 @@ def test_a_process_of_the_same_number_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"token": 1}', b"[" * 100_000])
-def test_what_is_no_lease_is_nobodys(content: bytes) -> None:
+def test_a_file_that_is_no_lease_is_free(content: bytes) -> None:
     assert Holder.of_bytes(content) is None
 
 
-def test_of_two_that_find_it_free_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_simultaneous_processes_gets_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = DirectoryLock(LocalFiles(str(tmp_path))), DirectoryLock(LocalFiles(str(tmp_path)))
     original = DirectoryLock._await_free
 
@@ -174,7 +172,7 @@ def test_of_two_that_find_it_free_one_gets_it(tmp_path: Path, monkeypatch: pytes
     first.release()
 
 
-def test_a_lease_that_is_given_back_is_not_the_next_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_released_lease_does_not_release_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = LocalFiles(str(tmp_path))
     first, second = DirectoryLock(files), DirectoryLock(files)
     first.acquire()

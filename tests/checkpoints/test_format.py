@@ -73,13 +73,13 @@ def same_types(a: Any, b: Any) -> bool:
 
 @settings(max_examples=25)
 @given(STATES)
-def test_what_is_packed_comes_back(state: Any) -> None:
+def test_packed_values_are_unpacked_equal(state: Any) -> None:
     found = round_trip(state)
     assert found == state
     assert same_types(found, state)
 
 
-def test_floats_that_json_lacks() -> None:
+def test_nan_and_infinity() -> None:
     found = round_trip([float("nan"), float("inf"), -float("inf"), -0.0])
     assert math.isnan(found[0])
     assert found[1:3] == [float("inf"), -float("inf")]
@@ -100,7 +100,7 @@ def test_other_mappings() -> None:
     assert sorted(found.elements()) == [5, 5, 7]
 
 
-def test_arrays_and_scalars_stay_numpys() -> None:
+def test_numpy_arrays_and_scalars_keep_their_types() -> None:
     array, scalar = np.arange(6, dtype=np.uint16).reshape(2, 3), np.float32(2.5)
     found = round_trip({"a": array, "s": scalar, "big": np.arange(3, dtype=">i4")})
     assert isinstance(found["a"], np.ndarray)
@@ -111,13 +111,13 @@ def test_arrays_and_scalars_stay_numpys() -> None:
     np.testing.assert_array_equal(found["big"], [0, 1, 2])
 
 
-def test_two_tensors_that_would_have_one_name() -> None:
+def test_two_tensors_with_the_same_name_are_an_error() -> None:
     state = {"a.b": torch.tensor(1), "a": {"b": torch.tensor(2)}}
     found = round_trip(state)
     assert (int(found["a.b"]), int(found["a"]["b"])) == (1, 2)
 
 
-def test_the_name_that_the_format_uses_itself() -> None:
+def test_the_reserved_name_is_an_error() -> None:
     assert list(pack_state({"__metadata__": torch.ones(1)}).tensors) == ["__metadata__#2"]
 
 
@@ -144,12 +144,12 @@ Pair = namedtuple("Pair", "a b")
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_stored_is_named(value: Any) -> None:
+def test_values_that_cannot_be_stored_are_named(value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"'model.state.3.fn'"):
         pack_state({"state": {3: {"fn": value}}}, "model")
 
 
-def test_a_state_that_is_too_deep() -> None:
+def test_a_state_nested_too_deeply() -> None:
     state: Any = 1
     for _ in range(MAX_NESTING + 1):
         state = [state]
@@ -176,7 +176,7 @@ def test_a_state_that_is_too_deep() -> None:
         {"$counter": {"a": 1}},
     ],
 )
-def test_what_can_be_no_state_is_an_error(values: Any) -> None:
+def test_invalid_packed_states_are_errors(values: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         unpack_state(values, {})
 
@@ -237,7 +237,7 @@ def test_it_comes_back() -> None:
     assert CheckpointManifest.of_bytes(changed(lambda content: None), "x") == MANIFEST
 
 
-def test_every_changed_byte_is_noticed() -> None:
+def test_every_changed_byte_is_detected() -> None:
     data = MANIFEST.to_bytes()
     for at in range(len(data)):
         with pytest.raises(DataLossError, match="'x/manifest.json'"):
@@ -246,7 +246,7 @@ def test_every_changed_byte_is_noticed() -> None:
             CheckpointManifest.of_bytes(data[:at], "x")
 
 
-def test_a_newer_version_is_told() -> None:
+def test_a_newer_version_is_reported() -> None:
     with pytest.raises(InvalidArgumentError, match="version 2, this raydist reads version 1"):
         CheckpointManifest.of_bytes(sealed({"version": 2, "new": "things"}), "x")
 
@@ -260,7 +260,7 @@ HOSTILE_NAMES = (
 )  # fmt: skip
 
 
-def test_names_that_are_paths() -> None:
+def test_names_with_path_separators_are_errors() -> None:
     names: list[Any] = [*HOSTILE_NAMES, None, 3, ["a"], {"a": 1}]
     for name in names:
         with pytest.raises(DataLossError):
@@ -308,7 +308,7 @@ def test_what_cannot_be_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("saved", [b"[" * 100_000, b"1" * 10_000, b"\xff", b"{", b"3", b"null", b'"version"'])
-def test_what_is_no_json_or_too_much_of_it(saved: bytes) -> None:
+def test_invalid_or_oversized_json(saved: bytes) -> None:
     data = b'{"crc32c": %d, "saved": %b}' % (google_crc32c.value(saved), saved)
     with pytest.raises(DataLossError):
         CheckpointManifest.of_bytes(data, "x")

@@ -44,7 +44,7 @@ def test_the_global_step_is_in_every_checkpoint(tmp_path: Path) -> None:
     assert step_of(at_step(0)[0]) == 0, "it is of the one strategy alone"
 
 
-def test_a_program_that_does_not_count_saves_none(tmp_path: Path) -> None:
+def test_a_program_without_a_global_step_saves_none(tmp_path: Path) -> None:
     path = at_step(0)[1].save(tmp_path / "saved")
     assert names_in(path) == ["progress"]
     strategy, counted = at_step(2)
@@ -54,7 +54,7 @@ def test_a_program_that_does_not_count_saves_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("counts_first", [False, True])
 @pytest.mark.parametrize("saved", [0, 2])
-def test_with_gradients_it_is_restored_by_whoever_counts_first_or_later(
+def test_the_global_step_is_restored_before_or_after_its_first_use(
     tmp_path: Path, saved: int, counts_first: bool
 ) -> None:
     def program(count: int) -> tuple[rd.OneDeviceStrategy, rd.Checkpoint]:
@@ -68,7 +68,7 @@ def test_with_gradients_it_is_restored_by_whoever_counts_first_or_later(
     assert step_of(strategy) == (saved or int(counts_first))
 
 
-def test_an_object_of_that_name_is_the_programs_own(tmp_path: Path) -> None:
+def test_an_object_of_the_program_named_global_step_wins(tmp_path: Path) -> None:
     strategy, _ = at_step(3)
     with strategy.scope():
         checkpoint = rd.Checkpoint(global_step=rd.State(value=7))
@@ -78,7 +78,7 @@ def test_an_object_of_that_name_is_the_programs_own(tmp_path: Path) -> None:
     assert (again.value, step_of(strategy)) == (7, 3)
 
 
-def test_where_nobody_counts_it_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_global_step_is_skipped_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = at_step(3)[1].save(tmp_path / "saved")
     monkeypatch.setattr(current, "_living", set)
     progress = rd.State(epoch=0)
@@ -95,7 +95,7 @@ def with_model(count: int) -> tuple[rd.OneDeviceStrategy, rd.Checkpoint]:
     return strategy, rd.Checkpoint(model=model)
 
 
-def test_of_several_strategies_it_is_that_of_the_one_that_made_a_module(tmp_path: Path) -> None:
+def test_the_global_step_is_from_the_strategy_of_the_modules(tmp_path: Path) -> None:
     (one, first), (other, second) = with_model(3), with_model(5)
     assert names_in(first.save(tmp_path / "first")) == ["global_step", "model"]
     second.save(tmp_path / "second")
@@ -106,7 +106,7 @@ def test_of_several_strategies_it_is_that_of_the_one_that_made_a_module(tmp_path
     assert (step_of(one), step_of(other)) == (3, 5)
 
 
-def test_a_strategy_that_is_closed_takes_it_where_somebody_had_asked_for_it(tmp_path: Path) -> None:
+def test_a_closed_strategy_restores_the_global_step_it_had(tmp_path: Path) -> None:
     path = with_model(3)[1].save(tmp_path / "saved")
     counted, checkpoint = with_model(1)
     counted.close()

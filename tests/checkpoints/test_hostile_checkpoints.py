@@ -94,7 +94,7 @@ def tamper(content: Any, draw: random.Random) -> str:
 
 
 @pytest.mark.timeout(60 + COUNT // 10)
-def test_manifests_of_strangers_are_survived(path: Path) -> None:
+def test_hostile_manifests_are_errors(path: Path) -> None:
     """With a right checksum, what is read may be other values; but no error that is not ours, and nothing half done."""
     good = (path / "manifest.json").read_bytes()
     outcomes: dict[str, int] = {}

@@ -46,7 +46,7 @@ def test_it_is_saved_and_restored(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("failure", ["drop", "cut", "lost", 503])
-def test_what_fails_for_a_moment(store: ObjectStore, failure: Failure) -> None:
+def test_passing_failures_are_retried(store: ObjectStore, failure: Failure) -> None:
     for count in range(1, 8):  # at each request of a save, and of a restore
         store.faults.next.extend([None] * (count - 1) + [failure])
         path = objects(count)[0].save(store.uri(f"bucket/run/ckpt-{count}"))
@@ -68,7 +68,7 @@ def test_many_requests_fail(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["full", "read only", "down"])
-def test_what_cannot_be_saved_leaves_what_was(store: ObjectStore, trouble: str) -> None:
+def test_a_failed_save_keeps_the_previous_checkpoint(store: ObjectStore, trouble: str) -> None:
     path = objects(1)[0].save(store.uri("bucket/run/x"))
     before = store.keys()
     if trouble == "full":
@@ -84,7 +84,7 @@ def test_what_cannot_be_saved_leaves_what_was(store: ObjectStore, trouble: str) 
     assert progress.step == 1
 
 
-def test_what_is_listed_late(store: ObjectStore) -> None:
+def test_late_listings(store: ObjectStore) -> None:
     root = directory_files(store.uri("bucket/run"))
     objects(1)[0].save(store.uri("bucket/run/ckpt-1"))
     store.faults.listing_delay_s = 30.0
@@ -96,7 +96,7 @@ def test_what_is_listed_late(store: ObjectStore) -> None:
     assert progress.step == 2
 
 
-def test_nobody_is_shown_who_came_in() -> None:
+def test_credentials_are_never_printed() -> None:
     register()
     with serve_objects(login="someone:hidden") as store:
         uri = store.uri("bucket/run/x")

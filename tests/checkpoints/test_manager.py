@@ -54,7 +54,7 @@ def saved_step(path: str | None) -> int:
     return int(progress.step)
 
 
-def test_every_nth_call_saves_and_the_count_goes_on_after_a_restore(manager: Any, progress: rd.State) -> None:
+def test_every_nth_call_saves_and_the_count_continues_after_a_restore(manager: Any, progress: rd.State) -> None:
     first = manager(checkpoint_interval=3)
     assert first.restore_or_initialize() is None
     handles = []
@@ -73,7 +73,7 @@ def test_every_nth_call_saves_and_the_count_goes_on_after_a_restore(manager: Any
     assert names(again.checkpoints)[-1] == "ckpt-9"
 
 
-def test_a_step_counter_names_checkpoints_and_says_when_they_are_due(manager: Any) -> None:
+def test_a_step_counter_numbers_checkpoints_and_decides_when_to_save(manager: Any) -> None:
     counter = torch.tensor(10)
     one = manager(step_counter=counter, checkpoint_interval=5)
     one.restore_or_initialize()
@@ -101,7 +101,7 @@ def test_seconds_between_saves(manager: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert one.save() is not None
 
 
-def test_the_newest_and_the_best_stay(manager: Any, progress: rd.State) -> None:
+def test_the_newest_and_the_best_are_kept(manager: Any, progress: rd.State) -> None:
     one = manager(2, best=("loss", "min"))
     for progress.step, loss in enumerate([3.0, 1.0, 2.0, 2.5]):
         one.save(metrics={"loss": torch.tensor(loss)})
@@ -117,14 +117,14 @@ def test_the_newest_and_the_best_stay(manager: Any, progress: rd.State) -> None:
     assert sorted(os.listdir(again.directory)) == ["ckpt-4", "ckpt-5", "lease.json"]
 
 
-def test_metrics_must_have_the_one_that_tells_the_best(manager: Any) -> None:
+def test_metrics_must_include_the_one_named_by_best(manager: Any) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="metrics must have 'loss', which `best` names, got accuracy"):
         manager(1, best=("loss", "min")).save(metrics={"accuracy": 1.0})
     with pytest.raises(rd.InvalidArgumentError, match="names and numbers"):
         manager(1, directory="memory://metrics").save(metrics={"loss": "low"})
 
 
-def test_step_numbers_that_begin_again_do_not_make_old_checkpoints_the_newest(manager: Any, progress: rd.State) -> None:
+def test_the_newest_checkpoint_is_the_last_saved_even_if_numbers_restart(manager: Any, progress: rd.State) -> None:
     first = manager(2)
     first.save(checkpoint_number=900).wait()
     first.close()
@@ -137,7 +137,7 @@ def test_step_numbers_that_begin_again_do_not_make_old_checkpoints_the_newest(ma
     assert manager(2).restore_or_initialize() == second.latest_checkpoint
 
 
-def test_a_number_that_is_there_already_is_replaced(manager: Any, progress: rd.State) -> None:
+def test_an_existing_number_is_replaced(manager: Any, progress: rd.State) -> None:
     one = manager(2)
     one.save(checkpoint_number=1).wait()
     progress.step = 8
@@ -146,7 +146,7 @@ def test_a_number_that_is_there_already_is_replaced(manager: Any, progress: rd.S
     assert saved_step(one.latest_checkpoint) == 8
 
 
-def test_init_fn_runs_where_there_is_nothing(manager: Any) -> None:
+def test_init_fn_runs_without_a_checkpoint(manager: Any) -> None:
     called: list[int] = []
     one = manager(1, init_fn=lambda: called.append(1))
     assert one.restore_or_initialize() is None
@@ -161,9 +161,7 @@ def damage(path: str) -> None:
     manifest.write_bytes(manifest.read_bytes()[:-9])
 
 
-def test_a_damaged_one_is_an_error_and_with_fallback_the_one_before_is_restored(
-    manager: Any, progress: rd.State
-) -> None:
+def test_a_damaged_checkpoint_is_an_error_or_falls_back_to_the_previous_one(manager: Any, progress: rd.State) -> None:
     one = manager()
     for progress.step in range(3):
         one.save()
@@ -179,7 +177,7 @@ def test_a_damaged_one_is_an_error_and_with_fallback_the_one_before_is_restored(
     assert names(again.checkpoints)[-1] == "ckpt-3"
 
 
-def test_what_killed_saves_left_is_passed_over_and_cleaned_up(manager: Any, tmp_path: Path) -> None:
+def test_leftovers_of_killed_saves_are_ignored_and_removed(manager: Any, tmp_path: Path) -> None:
     (tmp_path / "ckpt-7").mkdir()
     (tmp_path / "ckpt-7" / "model.safetensors").write_bytes(b"half")
     (tmp_path / "notes-1").mkdir()
@@ -188,7 +186,7 @@ def test_what_killed_saves_left_is_passed_over_and_cleaned_up(manager: Any, tmp_
     assert sorted(os.listdir(tmp_path)) == ["lease.json", "notes-1"]
 
 
-def test_the_state_is_that_of_the_call_though_it_is_written_later(manager: Any, progress: rd.State) -> None:
+def test_an_asynchronous_save_has_the_state_of_its_call(manager: Any, progress: rd.State) -> None:
     weights = torch.zeros(3)
     thing = torch.nn.ParameterDict({"w": torch.nn.Parameter(weights, requires_grad=False)})
     directory = manager().directory
@@ -238,13 +236,13 @@ def test_a_second_writer_is_refused_until_the_first_closes(manager: Any) -> None
 
 
 @pytest.mark.parametrize(("directory", "told"), [("file", "it is a file"), ("nowhere://bucket/run", "nowhere")])
-def test_directories_that_cannot_be_are_refused(manager: Any, directory: str, told: str, tmp_path: Path) -> None:
+def test_invalid_directories_are_errors(manager: Any, directory: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises((rd.InvalidArgumentError, rd.FailedPreconditionError), match=told):
         manager(directory=directory if "://" in directory else tmp_path / directory).save()
 
 
-def test_with_closes_it(manager: Any) -> None:
+def test_with_closes_the_manager(manager: Any) -> None:
     with manager(directory="memory://closed") as one:
         one.save()
     assert names(one.checkpoints) == ["ckpt-1"]
@@ -258,7 +256,7 @@ def raise_after(save: Callable[[], object]) -> None:
     raise ValueError("mine")
 
 
-def test_a_step_and_another_process_are_no_places_for_a_manager(manager: Any) -> None:
+def test_managers_do_not_work_in_steps_or_other_processes(manager: Any) -> None:
     one = manager()
     with pytest.raises(rd.FailedPreconditionError, match=r"inside of strategy\.run"):
         OneDeviceStrategy("cpu").run(one.save)
@@ -296,7 +294,7 @@ def test_arguments_out_of_range_start_nothing(tmp_path: Path, options: dict[str,
     assert os.listdir(tmp_path) == []
 
 
-def test_a_relative_directory_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_directory_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     progress = rd.State(epoch=3)
     with rd.CheckpointManager(rd.Checkpoint(progress=progress), "run", 1) as manager:
@@ -310,7 +308,7 @@ def test_a_relative_directory_stays_where_it_was(tmp_path: Path, monkeypatch: py
     assert os.listdir(tmp_path / "other") == []
 
 
-def test_what_saves_cost_is_counted(manager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pause_of_a_save_is_measured(manager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(SaveMetrics, "note_save", lambda self, seconds: pauses.append(seconds))
     manager().save().wait()

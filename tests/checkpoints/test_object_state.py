@@ -40,7 +40,7 @@ from raydist.checkpoints.random_state import random_states, set_random_states
         (1j, "'x'"),
     ],
 )
-def test_what_is_no_json_value_is_named(value: Any, named: str) -> None:
+def test_values_that_are_not_json_are_named(value: Any, named: str) -> None:
     progress = rd.State(x=0)
     with pytest.raises(rd.InvalidArgumentError, match=named):
         rd.State(x=value)
@@ -51,7 +51,7 @@ def test_what_is_no_json_value_is_named(value: Any, named: str) -> None:
     assert progress.state_dict() == {"x": 0}
 
 
-def test_what_was_put_into_a_list_later_is_found() -> None:
+def test_values_appended_to_a_list_later_are_checked() -> None:
     progress = rd.State(seen=[])
     progress.seen.append(print)
     with pytest.raises(rd.InvalidArgumentError, match="'seen.0'"):
@@ -81,12 +81,12 @@ def test_errors_name_the_entry(call: Callable[[], object], told: str) -> None:
         call()
 
 
-def test_an_unknown_name_is_told() -> None:
+def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(AttributeError, match=r"\['epoch'\], and no 'epoche'"):
         _ = rd.State(epoch=0).epoche
 
 
-def test_it_can_be_copied_and_sent() -> None:
+def test_a_state_can_be_copied_and_pickled() -> None:
     progress = rd.State(epoch=3)
     assert pickle.loads(pickle.dumps(progress)).epoch == copy.deepcopy(progress).epoch == 3
 
@@ -224,7 +224,7 @@ def test_a_metric_in_a_module_computes_what_was_restored(tmp_path: Path) -> None
     assert float(model["mean"].compute()) == 1.0
 
 
-def test_dicts_and_lists_are_gone_through() -> None:
+def test_objects_in_dicts_and_lists_are_saved() -> None:
     a, b, c = rd.State(), torch.nn.Linear(1, 1), torch.nn.ModuleList([torch.nn.Linear(1, 1)])
     assert named_objects({"a": a, "more": {"b": [b, (c,)], 7: a}, "none": []}) == {
         "a": a,
@@ -240,7 +240,7 @@ def model_with_gradients() -> nn.Module:
     return model
 
 
-def test_gradients_are_part_of_it_when_asked(tmp_path: Path) -> None:
+def test_gradients_are_saved_on_request(tmp_path: Path) -> None:
     model = model_with_gradients()
     path = rd.Checkpoint(model=model, gradients=True).save(tmp_path / "x")
     again = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
@@ -251,14 +251,14 @@ def test_gradients_are_part_of_it_when_asked(tmp_path: Path) -> None:
         assert here.grad is None or (there.grad is not None and torch.equal(here.grad, there.grad))
 
 
-def test_of_another_shape() -> None:
+def test_another_shape_is_an_error() -> None:
     model = model_with_gradients()
     with pytest.raises(rd.InvalidArgumentError, match="'0.weight' of shape \\(3,\\)"):
         PendingGradients(model).load_state_dict({"0.bias": torch.ones(2), "0.weight": torch.ones(3)})
     assert set(PendingGradients(model).state_dict()) == {"0.weight", "0.bias"}
 
 
-def test_names_are_the_modules() -> None:
+def test_optimizer_states_are_named_by_the_modules() -> None:
     a, b = nn.Linear(2, 1), nn.Sequential(nn.Linear(1, 1))
     loose = nn.Parameter(torch.ones(1))
     modules = {"a": a, "b": b}
@@ -269,7 +269,7 @@ def test_names_are_the_modules() -> None:
     assert parameter_names(torch.optim.SGD([a.weight, loose]), modules) == ["a.weight", "1"]
 
 
-def test_what_else_an_optimizer_keeps() -> None:
+def test_other_state_of_optimizers() -> None:
     state = {"state": {}, "param_groups": [{"params": [0]}], "rounds": 3}
     entries = optimizer_entries(state, ["a"])
     assert optimizer_state(entries, ["a"]) == state

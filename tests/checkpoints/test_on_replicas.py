@@ -70,7 +70,7 @@ def saved_between(strategy: rd.Strategy, step: Any, manager: rd.CheckpointManage
     return Path(handle.path)
 
 
-def test_a_save_does_not_wait_for_steps_and_has_the_state_behind_them(two: rd.Strategy, tmp_path: Path) -> None:
+def test_a_save_does_not_wait_for_dispatched_steps_and_contains_them(two: rd.Strategy, tmp_path: Path) -> None:
     model, optimizer, step = made(two)
     two.run(step)
     with rd.CheckpointManager(rd.Checkpoint(model=model, optimizer=optimizer), tmp_path / "run", None) as manager:
@@ -86,7 +86,7 @@ def test_a_save_does_not_wait_for_steps_and_has_the_state_behind_them(two: rd.St
     assert all(torch.equal(later[name], now[name]) for name in later)
 
 
-def test_what_steps_recorded_before_a_save_is_on_disk_when_it_is_committed(two: rd.Strategy, tmp_path: Path) -> None:
+def test_summaries_of_steps_before_a_save_are_written_when_it_commits(two: rd.Strategy, tmp_path: Path) -> None:
     model, _, step = made(two)
 
     def recording(number: int, go: str | None = None) -> None:
@@ -106,7 +106,7 @@ def test_what_steps_recorded_before_a_save_is_on_disk_when_it_is_committed(two: 
     writer.close()
 
 
-def test_a_save_behind_a_failed_step_fails_with_its_error(two: rd.Strategy, tmp_path: Path) -> None:
+def test_a_save_after_a_failed_step_raises_the_error_of_the_step(two: rd.Strategy, tmp_path: Path) -> None:
     model, optimizer, step = made(two)
     two.run(step)
 
@@ -126,7 +126,7 @@ def test_a_save_behind_a_failed_step_fails_with_its_error(two: rd.Strategy, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt-2"]
 
 
-def test_replicas_divide_what_is_large_and_merge_what_they_count_apart(
+def test_replicas_divide_large_tensors_and_merge_their_counts(
     two: rd.Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with two.scope():
@@ -173,7 +173,7 @@ def test_replicas_divide_what_is_large_and_merge_what_they_count_apart(
     assert torch.equal(mean.compute(), counted)
 
 
-def test_servers_write_what_they_have_and_no_step_is_waited_for(
+def test_servers_write_their_own_variables_without_waiting_for_steps(
     served: Callable[[int], rd.ParameterServerStrategy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saving, "ShardTerms", functools.partial(ShardTerms, small_bytes=0))
@@ -287,7 +287,7 @@ def read_by_driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
-def test_replicas_read_what_they_hold(
+def test_replicas_read_their_own_variables(
     num_steps: int, two: rd.MirroredStrategy, tmp_path: Path, read_by_driver: list[str]
 ) -> None:
     """Objects that were trained already, and those of a program that begins."""
@@ -328,7 +328,7 @@ def test_damage_changes_nothing_on_any_replica(two: rd.MirroredStrategy, tmp_pat
     run.train(1)
 
 
-def test_in_memory_of_the_driver(two: rd.MirroredStrategy) -> None:
+def test_a_checkpoint_in_memory(two: rd.MirroredStrategy) -> None:
     run = Run(two, 1)
     run.train(1)
     path = run.checkpoint.save(f"memory://{uuid.uuid4().hex}/c")
@@ -338,7 +338,9 @@ def test_in_memory_of_the_driver(two: rd.MirroredStrategy) -> None:
     assert_same(run.values(), saved)
 
 
-def test_beside_what_is_the_drivers_own(two: rd.MirroredStrategy, tmp_path: Path, read_by_driver: list[str]) -> None:
+def test_objects_of_the_driver_and_of_replicas_restore_together(
+    two: rd.MirroredStrategy, tmp_path: Path, read_by_driver: list[str]
+) -> None:
     run = Run(two, 1)
     run.train(1)
     checkpoint = rd.Checkpoint(model=run.model, optimizer=run.optimizer, plain=run.plain)
@@ -363,7 +365,7 @@ def fragile(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
     made._abort(fetch=False)
 
 
-def test_a_replica_that_dies_when_all_have_read(
+def test_a_replica_that_dies_after_reading(
     fragile: rd.MirroredStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, progress = Run(fragile, 1), rd.State(step=1)

@@ -41,7 +41,7 @@ def train(model: torch.nn.ModuleDict, optimizer: torch.optim.Optimizer, numbers:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
-def test_servers_read_what_they_have_and_training_goes_on(
+def test_servers_restore_their_own_variables_and_training_continues(
     num_steps: int, served: Callable[[int], rd.ParameterServerStrategy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, optimizer = made()
@@ -84,7 +84,7 @@ def divided(ray_cluster: None) -> Iterator[rd.ParameterServerStrategy]:
         yield strategy
 
 
-def test_a_server_that_dies_when_it_has_read_its_part_is_unavailable_and_says_to_restore(
+def test_a_server_that_dies_after_reading_raises_unavailable_error(
     divided: rd.ParameterServerStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, optimizer = made()

@@ -124,7 +124,7 @@ def check_it_goes_on(strategy: rd.Strategy, saved: Saved, folder: Path, *, more:
 @pytest.mark.ray
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["one", "mirrored", "central", "served"])
-def test_it_goes_on_anywhere(
+def test_a_checkpoint_resumes_under_any_strategy(
     kind: str,
     saved: Saved,
     tmp_path: Path,
@@ -163,7 +163,7 @@ MAKERS: dict[str, Maker] = {
 @pytest.mark.ray
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["one", "mirrored 1", "served 1"])
-def test_what_a_closed_strategy_has_left_is_saved_and_restored(ray_cluster: None, kind: str, tmp_path: Path) -> None:
+def test_variables_of_a_closed_strategy_are_saved_and_restored(ray_cluster: None, kind: str, tmp_path: Path) -> None:
     with MAKERS[kind]() as strategy:
         run = Run(strategy)
         data = strategy.distribute_dataset(rd.Dataset.range(6).batch(2))
@@ -203,7 +203,9 @@ def saved_anywhere(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("target", MAKERS)
-def test_from_each_to_each(target: str, saved_anywhere: dict[str, Saved], tmp_path: Path) -> None:
+def test_every_strategy_restores_checkpoints_of_every_other(
+    target: str, saved_anywhere: dict[str, Saved], tmp_path: Path
+) -> None:
     """1 to 4 replicas, two workers, one copy for all, 1 and 3 parameter servers; 50 further steps."""
     with MAKERS[target]() as strategy:
         for source, saved in saved_anywhere.items():

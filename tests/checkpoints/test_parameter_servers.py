@@ -78,7 +78,7 @@ def command(tmp_path: Path) -> RestoreCommand:
     return RestoreCommand("a", checkpoint, (StoredTable(4, "bag.embedding_rows", "words"),))
 
 
-def test_who_is_told_to_forget_reads_no_further(command: RestoreCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_restores_stop_reading(command: RestoreCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, reader, held = threading.Event(), ServerReader(), state_of()
     original = read_pieces
 
@@ -123,7 +123,7 @@ def joined(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("piece_bytes", [7, 64, 1 << 20])
-def test_it_is_what_the_table_had(
+def test_stored_rows_equal_those_of_the_table(
     piece_bytes: int, saved_rows: tuple[SavedCheckpoint, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, exported = saved_rows
@@ -179,7 +179,7 @@ def stored_state(number: int, begin: int) -> StoredOptimizerState:
 
 @pytest.mark.parametrize("piece_bytes", [8, 1 << 20])
 @pytest.mark.parametrize(("first", "last"), [(0, 10), (2, 5), (9, 10)])
-def test_slices_are_found_wherever_they_lie(
+def test_slices_are_found_in_any_file(
     first: int, last: int, piece_bytes: int, checkpoint: SavedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_tensors, "_PIECE_BYTES", piece_bytes)
@@ -204,7 +204,7 @@ def test_slices_are_found_wherever_they_lie(
     assert found["step"] is not stored.optimizer_states[5][3]["step"]
 
 
-def test_files_are_looked_at_before_memory_is_made(checkpoint: SavedCheckpoint, tmp_path: Path) -> None:
+def test_files_are_checked_before_memory_is_allocated(checkpoint: SavedCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "c" / "model-2.safetensors").unlink()
     stored = StoredSlices(
         RestoreCommand("a", checkpoint, slices=(StoredSlice(1, "model", "w", 0),)), state_of({1: WEIGHT})
@@ -238,7 +238,7 @@ def test_a_state_is_as_after_load_state_dict_with_the_saved_types(dtype: torch.d
     }
 
 
-def test_options_are_as_after_load_state_dict_and_nothing_is_changed() -> None:
+def test_options_are_as_after_load_state_dict() -> None:
     layer = torch.nn.Linear(2, 1)
     groups: list[dict[str, Any]] = [{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.5}]
     adam = torch.optim.Adam(groups)
@@ -265,7 +265,7 @@ WEIGHT_SLICES = (part(1, 0, 0, 3, 2), part(2, 1, 3, 2, 2))
 BIAS_SLICES = (part(3, 1, 0, 5),)
 
 
-def test_what_optimizers_remember_is_asked_for_by_parameter_and_large_files_are_parted() -> None:
+def test_optimizer_states_are_saved_by_parameter_in_several_files() -> None:
     commands = SaveCommands(REQUEST, 2, max_part_bytes=50)
     commands.add("adam", {"w": WEIGHT_SLICES, "b": BIAS_SLICES}, {}, optimizer=7, size_ratio=2.0)
     (first,) = commands.of(0)[0].files
@@ -307,9 +307,7 @@ def report(writer: ServerWriter, token: str) -> Shard:
     return found
 
 
-def test_values_are_those_of_the_moment_and_an_order_that_comes_again_is_done_once(
-    new: NewFiles, tmp_path: Path
-) -> None:
+def test_a_repeated_save_command_is_executed_once(new: NewFiles, tmp_path: Path) -> None:
     writer, held, given = ServerWriter(), two_slices(), torch.ones(2)
     places = (SlicePlace("w", 1, RowRange(2, 4, 6)), SlicePlace("v", 2))
     command = SaveCommand("a", new, (SliceFile("model", 0, "model.safetensors", places, given=("extra",)),))

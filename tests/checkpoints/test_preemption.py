@@ -59,7 +59,7 @@ def run(directory: Path, *, at: int | None, when: str, every: int | None = None)
 @pytest.mark.parametrize("when", ["after the draw", "in the step", "after the step"])
 @pytest.mark.parametrize("at", [0, 5, 10])
 @pytest.mark.parametrize("every", [None, 1])
-def test_no_batch_is_lost_and_none_seen_twice(tmp_path: Path, when: str, at: int, every: int | None) -> None:
+def test_no_batch_is_lost_or_repeated(tmp_path: Path, when: str, at: int, every: int | None) -> None:
     handler = signal.getsignal(signal.SIGTERM)  # Ray's, where that was started
     whole, _ = run(tmp_path / "whole", at=None, when="")
     first: list[list[int]] = []
@@ -101,7 +101,7 @@ def looping(strategy: rd.Strategy, directory: Path, *, then: Callable[[], object
         return float(counter.weight.detach())
 
 
-def test_what_an_earlier_run_drew_itself_is_not_drawn_again(tmp_path: Path) -> None:
+def test_batches_drawn_by_the_driver_before_are_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(rd.Preempted):
         looping(OneDeviceStrategy("cpu"), tmp_path, then=terminate)
     assert looping(OneDeviceStrategy("cpu"), tmp_path) == 6
@@ -109,14 +109,16 @@ def test_what_an_earlier_run_drew_itself_is_not_drawn_again(tmp_path: Path) -> N
 
 @pytest.mark.ray
 @pytest.mark.timeout(120)
-def test_nor_what_replicas_drew(tmp_path: Path, mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+def test_batches_drawn_by_replicas_before_are_not_repeated(
+    tmp_path: Path, mirrored: Callable[[int], rd.MirroredStrategy]
+) -> None:
     strategy = mirrored(2)
     with pytest.raises(rd.Preempted):
         looping(strategy, tmp_path, then=terminate)
     assert looping(strategy, tmp_path) == 6
 
 
-def test_the_process_ends_with_the_code(tmp_path: Path) -> None:
+def test_the_process_ends_with_the_exit_code(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys, raydist as rd\n"
         "strategy = rd.OneDeviceStrategy('cpu')\n"
@@ -133,7 +135,7 @@ def test_the_process_ends_with_the_code(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["ckpt-0"]
 
 
-def test_a_signal_behind_the_last_step_is_not_lost(tmp_path: Path) -> None:
+def test_a_signal_after_the_last_step_is_not_lost(tmp_path: Path) -> None:
     progress = rd.State(step=0)
     called: list[int] = []
 
@@ -163,7 +165,7 @@ def test_a_signal_behind_the_last_step_is_not_lost(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def test_what_cannot_be_saved_in_time_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_save_that_is_too_slow_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     strategy = OneDeviceStrategy("cpu")
     with rd.CheckpointManager(rd.Checkpoint(state=rd.State(a=1)), tmp_path, 2) as manager:
         manager.save()
@@ -176,7 +178,7 @@ def test_what_cannot_be_saved_in_time_leaves_the_one_before(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("last", "num_bad"), [("run", 3), ("save", 4), ("close", 3), ("close", 4)])
-def test_failures_in_a_row_do_not_keep_it_from_one_more_save(tmp_path: Path, last: str, num_bad: int) -> None:
+def test_the_last_save_is_tried_after_failures_in_a_row(tmp_path: Path, last: str, num_bad: int) -> None:
     """Nobody was told of the third one yet. With the fourth there is no room for the last save either."""
     strategy, failures = OneDeviceStrategy("cpu"), list[str]()
 
@@ -209,7 +211,7 @@ def test_failures_in_a_row_do_not_keep_it_from_one_more_save(tmp_path: Path, las
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_second_signal_changes_nothing_wherever_it_comes(tmp_path: Path, asynchronous: bool) -> None:
+def test_a_second_signal_changes_nothing(tmp_path: Path, asynchronous: bool) -> None:
     """In the middle of the last save, and of one that was under way when the first came."""
     strategy, came = OneDeviceStrategy("cpu"), list[str]()
 
@@ -235,7 +237,7 @@ def test_a_second_signal_changes_nothing_wherever_it_comes(tmp_path: Path, async
     rd.Checkpoint(state=rd.State(a=0)).restore(tmp_path / "ckpt-1")
 
 
-def test_a_loop_of_asyncio_keeps_its_handler(tmp_path: Path) -> None:
+def test_signal_handlers_of_asyncio_are_kept(tmp_path: Path) -> None:
     """As a notebook's kernel has one: it runs in the main thread, within a loop."""
     strategy, called = OneDeviceStrategy("cpu"), list[int]()
 
@@ -263,9 +265,7 @@ def test_a_loop_of_asyncio_keeps_its_handler(tmp_path: Path) -> None:
     assert rd.latest_checkpoint(tmp_path) == f"{tmp_path}/ckpt-0"
 
 
-def test_a_manager_of_another_thread_saves_and_leaves_the_signal_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_manager_in_another_thread_leaves_the_signal_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     called = list[int]()
 
     def work(manager: rd.CheckpointManager) -> None:

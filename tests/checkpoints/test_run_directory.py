@@ -24,7 +24,7 @@ from raydist.checkpoints.listing import (
 from raydist.checkpoints.manager import CheckpointManager
 from raydist.checkpoints.manifest import open_checkpoint
 from raydist.checkpoints.object_state import State
-from raydist.checkpoints.run_directory import RunDirectory, remove_checkpoint, remove_what_was_killed
+from raydist.checkpoints.run_directory import RunDirectory, remove_checkpoint, remove_leftovers
 from raydist.checkpoints.tensor_file import MANIFEST_NAME
 from raydist.core.failpoints import installed
 from raydist.pipelines.stored.directory_files import DirectoryFiles, LocalFiles, directory_files
@@ -47,7 +47,7 @@ def saved(root: DirectoryFiles, name: str, number: int) -> DirectoryFiles:
     return root.inside(name)
 
 
-def test_removing_begins_with_the_manifest(root: DirectoryFiles) -> None:
+def test_removal_begins_with_the_manifest(root: DirectoryFiles) -> None:
     directory = saved(root, "ckpt-1", 1)
     seen: list[tuple[str, bool, int]] = []
     with installed(lambda point: seen.append((point, directory.exists("manifest.json"), len(directory.names())))):
@@ -62,7 +62,7 @@ def test_removing_begins_with_the_manifest(root: DirectoryFiles) -> None:
     remove_checkpoint(directory)
 
 
-def test_a_removal_that_was_killed_is_finished(root: DirectoryFiles) -> None:
+def test_an_interrupted_removal_is_completed(root: DirectoryFiles) -> None:
     saved(root, "ckpt-1", 1)
     saved(root, "ckpt-2", 2)
 
@@ -74,28 +74,28 @@ def test_a_removal_that_was_killed_is_finished(root: DirectoryFiles) -> None:
         remove_checkpoint(root.inside("ckpt-1"))
     with pytest.raises(rd.NotFoundError, match="did not come to its end"):
         open_checkpoint(root.inside("ckpt-1"))
-    remove_what_was_killed(root, root.folders())
+    remove_leftovers(root, root.folders())
     assert root.folders() == ["ckpt-2"]
     assert open_checkpoint(root.inside("ckpt-2")).state("progress") == {"number": 2}
 
 
-def test_what_a_manifest_does_not_name_goes(root: DirectoryFiles) -> None:
+def test_files_that_no_manifest_names_are_removed(root: DirectoryFiles) -> None:
     directory = saved(root, "ckpt-1", 1)
     before = directory.names()
     directory.write("progress.r0123456789ab.safetensors", lambda file: file.write(b"of a killed save"))
-    remove_what_was_killed(root, ["ckpt-1"])
+    remove_leftovers(root, ["ckpt-1"])
     assert directory.names() == before
 
 
-def test_what_is_damaged_is_left(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_kept(tmp_path: Path) -> None:
     root = directory_files(str(tmp_path))
     saved(root, "ckpt-1", 1)
     (tmp_path / "ckpt-1" / "manifest.json").write_text("{}")
-    remove_what_was_killed(root, ["ckpt-1"])
+    remove_leftovers(root, ["ckpt-1"])
     assert len(os.listdir(tmp_path / "ckpt-1")) == 2
 
 
-def test_what_somebody_else_has_put_there_stays(tmp_path: Path) -> None:
+def test_files_of_others_are_kept(tmp_path: Path) -> None:
     root = directory_files(str(tmp_path))
     for name in ("ckpt-1", "ckpt-2"):
         directory = saved(root, name, 1)
@@ -107,7 +107,7 @@ def test_what_somebody_else_has_put_there_stays(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("")
         (tmp_path / name / other).mkdir() if name == "ckpt-4" else (tmp_path / name / other).write_text("")
-    remove_what_was_killed(root, root.folders())
+    remove_leftovers(root, root.folders())
     assert all(os.listdir(tmp_path / name) for name in root.folders())
     assert {name: sorted(os.listdir(tmp_path / name)) for name in foreign} == foreign
     remove_checkpoint(root.inside("ckpt-1"))
@@ -116,7 +116,7 @@ def test_what_somebody_else_has_put_there_stays(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "ckpt-2")) == ["notes.txt", "tokenizer"]
 
 
-def test_what_was_replaced_goes_where_that_was_killed(root: DirectoryFiles) -> None:
+def test_a_replaced_checkpoint_is_removed_after_a_kill(root: DirectoryFiles) -> None:
     directory = saved(root, "ckpt-1", 1)
 
     def die(point: str) -> None:
@@ -125,7 +125,7 @@ def test_what_was_replaced_goes_where_that_was_killed(root: DirectoryFiles) -> N
 
     with installed(die), pytest.raises(KilledError):
         saved(root, "ckpt-1", 2)
-    remove_what_was_killed(root, ["ckpt-1"])
+    remove_leftovers(root, ["ckpt-1"])
     assert len(directory.names()) == 2
     assert open_checkpoint(directory).state("progress") == {"number": 2}
 
@@ -144,7 +144,7 @@ def names(paths: list[str]) -> list[str]:
     return [path.rpartition("/")[2] for path in paths]
 
 
-def test_saves_are_newer_than_all_before_whoever_made_them(tmp_path: Path) -> None:
+def test_a_save_is_newer_than_those_of_other_processes(tmp_path: Path) -> None:
     first = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
     first.acquire()
     before = save(first, 100, 1.0)
@@ -156,7 +156,7 @@ def test_saves_are_newer_than_all_before_whoever_made_them(tmp_path: Path) -> No
     second.release()
 
 
-def test_saves_of_another_name_are_newer_too(tmp_path: Path) -> None:
+def test_a_save_is_newer_than_those_of_other_names(tmp_path: Path) -> None:
     for name, numbers in (("pretrain", (1, 2, 3)), ("finetune", (1,))):
         run = RunDirectory(str(tmp_path), name, KEEPS_TWO)
         run.acquire()
@@ -166,7 +166,7 @@ def test_saves_of_another_name_are_newer_too(tmp_path: Path) -> None:
     assert latest_checkpoint(str(tmp_path)) == f"{tmp_path}/finetune-1"
 
 
-def test_what_cannot_be_removed_now_goes_with_a_later_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_removal_is_retried_by_a_later_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
     run.acquire()
     for number in range(2):
@@ -183,7 +183,7 @@ def test_what_cannot_be_removed_now_goes_with_a_later_save(tmp_path: Path, caplo
     run.release()
 
 
-def test_what_has_failed_but_is_there_goes_with_the_next_save(tmp_path: Path) -> None:
+def test_a_checkpoint_whose_save_failed_is_removed_by_a_later_save(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
     run.acquire()
 
@@ -213,7 +213,7 @@ def names_in(path: Path, name: str | None = None) -> list[str]:
     return [each.kept.name for each in find_checkpoints(directory_files(str(path)), name)]
 
 
-def test_they_come_in_the_order_of_their_saves(filled: Path) -> None:
+def test_checkpoints_are_listed_in_the_order_of_their_saves(filled: Path) -> None:
     Checkpoint(state=State(a=1)).save(filled / "other-1")
     (filled / "ckpt-9").mkdir()
     (filled / "ckpt-x").mkdir()
@@ -223,7 +223,7 @@ def test_they_come_in_the_order_of_their_saves(filled: Path) -> None:
     assert find_checkpoints(directory_files(str(filled)), "ckpt")[0].kept.metrics == {"loss": 5.0}
 
 
-def test_a_damaged_one_comes_where_its_number_suggests(filled: Path) -> None:
+def test_damaged_checkpoints_are_listed_by_number(filled: Path) -> None:
     manifest = filled / "ckpt-7" / MANIFEST_NAME
     manifest.write_bytes(manifest.read_bytes()[:-9])
     found = find_checkpoints(directory_files(str(filled)))
@@ -231,7 +231,7 @@ def test_a_damaged_one_comes_where_its_number_suggests(filled: Path) -> None:
     assert [each.damage is not None for each in found] == [False, True, False]
 
 
-def test_every_new_one_comes_once_and_those_in_between_may_be_left_out(tmp_path: Path) -> None:
+def test_the_iterator_yields_each_new_checkpoint_once(tmp_path: Path) -> None:
     with rd.CheckpointManager(rd.Checkpoint(progress=rd.State(a=1)), tmp_path, 1) as manager:
         manager.save()
         manager.sync()
@@ -243,7 +243,7 @@ def test_every_new_one_comes_once_and_those_in_between_may_be_left_out(tmp_path:
         assert list(found) == [str(tmp_path / "ckpt-3")]
 
 
-def test_it_waits_for_the_next_one(tmp_path: Path) -> None:
+def test_the_iterator_waits_for_the_next_checkpoint(tmp_path: Path) -> None:
     with rd.CheckpointManager(rd.Checkpoint(progress=rd.State(a=1)), tmp_path, 1) as manager:
         asked: list[int] = []
 
@@ -270,19 +270,19 @@ def removed(rules: Retention, found: list[KeptCheckpoint]) -> list[int]:
     return [each.number for each in rules.to_remove(found, began=0.0)]
 
 
-def test_the_newest_stay_by_the_order_of_saves_and_not_by_their_numbers() -> None:
+def test_the_newest_by_order_of_saves_are_kept() -> None:
     assert removed(Retention(2), kept_ones(100, 200, 3, 4)) == [100, 200]
     assert removed(Retention(None), kept_ones(1, 2, 3)) == []
 
 
-def test_the_best_stays_beside_the_newest() -> None:
+def test_the_best_is_kept_besides_the_newest() -> None:
     found = kept_ones(1, 2, 3, 4, losses={1: 2.0, 2: 0.5, 3: 1.0, 4: float("nan")})
     assert removed(Retention(1, best=Best("loss", "min")), found) == [1, 3]
     assert removed(Retention(1, best=Best("loss", "max")), found) == [2, 3]
     assert removed(Retention(1, best=Best("accuracy", "max")), found) == [1, 2, 3]
 
 
-def test_what_stays_for_good_is_the_same_whenever_one_looks() -> None:
+def test_checkpoints_kept_for_good_do_not_change() -> None:
     rules = Retention(1, keep_every_s=120)
     found: list[KeptCheckpoint] = []
     for each in kept_ones(*range(8)):

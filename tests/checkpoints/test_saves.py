@@ -25,7 +25,7 @@ def fail() -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_write_runs_in_a_thread_and_the_next_waits_for_it() -> None:
+def test_writes_run_one_after_another_in_a_thread() -> None:
     writer, may_end, order = BackgroundWriter(), threading.Event(), list[str]()
 
     def slow() -> None:
@@ -44,7 +44,7 @@ def test_a_write_runs_in_a_thread_and_the_next_waits_for_it() -> None:
     writer.close()
 
 
-def test_a_success_between_failures_starts_the_count_again() -> None:
+def test_a_success_resets_the_count_of_failures() -> None:
     writer = BackgroundWriter()
     for write in (fail, fail, lambda: None, fail, fail):
         with warnings.catch_warnings(record=True):
@@ -56,7 +56,7 @@ def test_a_success_between_failures_starts_the_count_again() -> None:
     writer.close()
 
 
-def test_closing_raises_the_last_failure_unless_an_exception_told_it() -> None:
+def test_close_raises_the_last_failure_if_it_was_not_raised_before() -> None:
     writer = BackgroundWriter()
     writer.submit("a", fail)
     with pytest.raises(OSError, match="No space left"):
@@ -68,7 +68,7 @@ def test_closing_raises_the_last_failure_unless_an_exception_told_it() -> None:
     writer.close()
 
 
-def test_a_failure_that_was_only_warned_of_is_raised_by_closing() -> None:
+def test_close_raises_a_failure_that_was_only_a_warning() -> None:
     writer = BackgroundWriter()
     writer.submit("a", fail)
     with pytest.warns(RuntimeWarning):
@@ -77,7 +77,7 @@ def test_a_failure_that_was_only_warned_of_is_raised_by_closing() -> None:
         writer.close()
 
 
-def test_writing_here_is_done_when_it_returns() -> None:
+def test_a_synchronous_write_is_complete_on_return() -> None:
     writer = BackgroundWriter()
     thread: list[threading.Thread] = []
     handle = writer.submit("a", lambda: thread.append(threading.current_thread()), here=True)
@@ -101,7 +101,7 @@ def saves(tmp_path: Path) -> Iterator[ManagerSaves]:
     run.release()
 
 
-def test_a_restored_count_goes_on_and_a_damaged_one_is_the_number(saves: ManagerSaves) -> None:
+def test_the_count_continues_after_a_restore(saves: ManagerSaves) -> None:
     saves.calls = 5
     saves.save(9, None, here=True).wait()
     (found,) = saves.run.find()
@@ -114,13 +114,13 @@ def test_a_restored_count_goes_on_and_a_damaged_one_is_the_number(saves: Manager
 
 
 @pytest.mark.parametrize("number", [-1, 10**18, 1.0, True])
-def test_a_number_that_is_none_is_refused(saves: ManagerSaves, number: int) -> None:
+def test_invalid_numbers_are_errors(saves: ManagerSaves, number: int) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="must be an int >= 0"):
         saves.save(number, None, here=True)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_a_directory_that_is_read_only_says_so(
+def test_a_read_only_run_directory_is_an_error(
     saves: ManagerSaves, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = os.mkdir
@@ -144,7 +144,7 @@ def made(directory: Path, checkpoint: rd.Checkpoint) -> ManagerSaves:
     return ManagerSaves(contents_of(checkpoint), run, SaveInterval(), None)
 
 
-def test_what_was_drawn_for_a_step_that_did_not_begin_is_not_drawn(tmp_path: Path) -> None:
+def test_a_batch_of_a_step_that_did_not_begin_is_put_back(tmp_path: Path) -> None:
     data = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(6).batch(2))
     saves = made(tmp_path, rd.Checkpoint(data=data))
     watch = ManagerWatch(saves, 42)
@@ -154,23 +154,23 @@ def test_what_was_drawn_for_a_step_that_did_not_begin_is_not_drawn(tmp_path: Pat
     next(iterator)
     watch.before_step(1)
     next(iterator)
-    assert f"{tmp_path}/ckpt-0" in str(watch.save_to_leave("why", undone=2))
+    assert f"{tmp_path}/ckpt-0" in str(watch.save_before_exit("why", undone=2))
     saves.run.release()
     rd.Checkpoint(data=data).restore(tmp_path / "ckpt-0")
     assert [batch.tolist() for batch in data] == [[2, 3], [4, 5]]
 
 
-def test_it_does_not_keep_a_manager_that_was_dropped(tmp_path: Path) -> None:
+def test_the_watch_does_not_keep_a_dropped_manager_alive(tmp_path: Path) -> None:
     saves = made(tmp_path, rd.Checkpoint(state=rd.State()))
     watch = ManagerWatch(saves, 7)
     del saves
     gc.collect()
-    assert str(watch.save_to_leave("why", undone=None)) == "This process is to end: why."
+    assert str(watch.save_before_exit("why", undone=None)) == "This process is to end: why."
     assert watch.nodes() == set()
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
-def test_an_iterator_of_its_own_goes_back_likewise(tmp_path: Path, num_steps: int) -> None:
+def test_a_batch_of_a_plain_iterator_is_put_back(tmp_path: Path, num_steps: int) -> None:
     iterator = iter(rd.Dataset.range(6))
     next(iterator)
     saves = made(tmp_path, rd.Checkpoint(iterator=iterator))
@@ -181,14 +181,14 @@ def test_an_iterator_of_its_own_goes_back_likewise(tmp_path: Path, num_steps: in
         next(iterator)
         watch.before_step(boundary)
     next(iterator)
-    watch.save_to_leave("why", undone=num_steps + 1)
+    watch.save_before_exit("why", undone=num_steps + 1)
     saves.run.release()
     again = iter(rd.Dataset.range(6))
     rd.Checkpoint(iterator=again).restore(tmp_path / "ckpt-0")
     assert int(next(again)) == 1 + num_steps
 
 
-def test_it_is_read_from_the_directory_whoever_writes_there(tmp_path: Path) -> None:
+def test_the_list_of_checkpoints_is_read_from_the_directory(tmp_path: Path) -> None:
     checkpoint = rd.Checkpoint(state=rd.State())
     plain = rd.CheckpointManager(checkpoint, tmp_path, 1)
     kept = rd.CheckpointManager(checkpoint, tmp_path, 1, checkpoint_interval=5, interval_s=2.5, best=("loss", "min"))

@@ -168,7 +168,7 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("num_replicas", [1, 5])
-def test_replicas_have_what_was_saved(num_replicas: int, saved: tuple[Path, dict[str, Any]]) -> None:
+def test_replicas_restore_the_saved_values(num_replicas: int, saved: tuple[Path, dict[str, Any]]) -> None:
     path, before = saved
     objects = made(2)
     replicas = held(objects, num_replicas)
@@ -215,7 +215,7 @@ def test_each_byte_is_read_once_and_none_by_the_driver(
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
-def test_damage_changes_nothing_anywhere(file: str, saved: tuple[Path, dict[str, Any]]) -> None:
+def test_a_damaged_file_changes_no_replica(file: str, saved: tuple[Path, dict[str, Any]]) -> None:
     path, _ = saved
     content = bytearray((path / file).read_bytes())
     content[-3] ^= 8
@@ -232,7 +232,7 @@ def test_damage_changes_nothing_anywhere(file: str, saved: tuple[Path, dict[str,
             assert same(replicas.of(rank, objects[name]), before[name])
 
 
-def test_what_does_not_fit_is_told_with_all_else_and_nothing_is_read(
+def test_mismatches_are_reported_before_anything_is_read(
     saved: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = saved
@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_told_with_all_else_and_nothing_is_read(
     assert "commit" not in replicas.asked
 
 
-def test_the_rest_stays_where_not_all_need_be_there(saved: tuple[Path, dict[str, Any]]) -> None:
+def test_a_partial_restore_keeps_the_rest(saved: tuple[Path, dict[str, Any]]) -> None:
     path, before = saved
     objects = made(2)
     objects["model"].more = nn.Linear(1, 1, bias=False)
@@ -264,7 +264,7 @@ def test_the_rest_stays_where_not_all_need_be_there(saved: tuple[Path, dict[str,
         assert torch.equal(model.more.weight, kept)
 
 
-def test_an_object_that_refuses_gives_all_back(saved: tuple[Path, dict[str, Any]]) -> None:
+def test_an_object_that_rejects_its_state_restores_all_others(saved: tuple[Path, dict[str, Any]]) -> None:
     path, _ = saved
     objects = made(2)
     before = copy.deepcopy(objects)
@@ -278,7 +278,7 @@ def test_an_object_that_refuses_gives_all_back(saved: tuple[Path, dict[str, Any]
         assert same(replicas.of(rank, objects["optimizer"]), before["optimizer"])
 
 
-def test_what_can_be_no_state_changes_nothing(saved: tuple[Path, dict[str, Any]]) -> None:
+def test_invalid_states_change_nothing(saved: tuple[Path, dict[str, Any]]) -> None:
     path, _ = saved
     files = directory_files(str(path))
     manifest = open_checkpoint(files).manifest
@@ -304,7 +304,7 @@ class Stubborn:
         raise ValueError("not this one")
 
 
-def test_replicas_forget_what_they_have_read_where_the_driver_fails(saved: tuple[Path, dict[str, Any]]) -> None:
+def test_replicas_drop_what_they_read_if_the_driver_fails(saved: tuple[Path, dict[str, Any]]) -> None:
     path, _ = saved
     objects = {**made(2), "state": Stubborn()}
     replicas = held(objects)
@@ -319,7 +319,7 @@ def refuse(module: nn.Module, keys: Any) -> None:
     raise ValueError("not this one")
 
 
-def test_a_replica_that_dies_in_between_is_an_error_and_nothing_is_changed(saved: tuple[Path, dict[str, Any]]) -> None:
+def test_a_replica_that_dies_while_reading_changes_nothing(saved: tuple[Path, dict[str, Any]]) -> None:
     path, _ = saved
     objects = made(2)
     before = copy.deepcopy(objects)
@@ -339,7 +339,7 @@ def test_a_replica_that_dies_in_between_is_an_error_and_nothing_is_changed(saved
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_files_that_replicas_cannot_open_are_the_drivers(is_there: bool, saved: tuple[Path, dict[str, Any]]) -> None:
+def test_the_driver_reads_files_that_replicas_cannot_open(is_there: bool, saved: tuple[Path, dict[str, Any]]) -> None:
     path, before = saved
     objects = made(2)
     replicas = held(objects)
@@ -363,7 +363,7 @@ def test_files_that_replicas_cannot_open_are_the_drivers(is_there: bool, saved: 
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
-def test_slices_are_put_together(num_replicas: int, tmp_path: Path) -> None:
+def test_slices_are_joined(num_replicas: int, tmp_path: Path) -> None:
     """As parameter servers write them: rows of a tensor in several files."""
     weight = torch.randn(7, 3)
     new = NewFiles(directory_files(str(tmp_path / "c")))
@@ -395,7 +395,7 @@ def parts() -> list[list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("window_bytes", [1, 16, 64, 1 << 20])
-def test_all_have_what_each_has_read(window_bytes: int) -> None:
+def test_replicas_exchange_what_they_read(window_bytes: int) -> None:
     expected = parts()
 
     def body(group: LocalGroup) -> tuple[list[list[torch.Tensor]], int]:
@@ -430,7 +430,7 @@ def file(name: str, **sizes: int) -> TensorFile:
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 7])
-def test_each_tensor_is_read_once_and_each_file_by_somebody(num_replicas: int) -> None:
+def test_each_tensor_is_read_once(num_replicas: int) -> None:
     files = {
         "model": [file("a", x=100, y=1, z=0), file("b", u=300), TensorFile("index", 50, 0, 50, 0)],
         "optimizer": [file("c", **{f"p{number}": 10 for number in range(20)})],

@@ -78,7 +78,7 @@ def objects(saver: Saver) -> dict[str, Any]:
     return {"progress": State(a=1), "model": model, "again": model, "optimizer": optimizer, "norm": norm}
 
 
-def test_it_is_the_checkpoint_that_one_process_writes(tmp_path: Path) -> None:
+def test_a_divided_save_equals_that_of_one_process(tmp_path: Path) -> None:
     saver = Saver()
     checkpoint = Checkpoint(**objects(saver))
     directory = directory_files(str(tmp_path / "c"))
@@ -103,7 +103,7 @@ def test_it_is_the_checkpoint_that_one_process_writes(tmp_path: Path) -> None:
         assert all(torch.equal(value, second.tensors[key]) for key, value in first.tensors.items())
 
 
-def test_nothing_is_there_where_a_replica_fails(tmp_path: Path) -> None:
+def test_a_failed_replica_leaves_no_checkpoint(tmp_path: Path) -> None:
     saver = Saver()
     saver.lost = True
     started = start_save(
@@ -131,7 +131,7 @@ def request(path: Path, token: str = "a", **stems: str) -> ShardRequest:
     return ShardRequest(token, new_files(directory_files(str(path))), stems)
 
 
-def test_the_copy_is_taken_at_once_and_each_writes_its_share(tmp_path: Path) -> None:
+def test_shards_are_copied_at_once_and_written_later(tmp_path: Path) -> None:
     torch.manual_seed(1)
     modules = {name: torch.nn.Linear(8, 8) for name in ("a", "b")}
     asked = request(tmp_path / "c", a="a", b="b")
@@ -162,7 +162,7 @@ class Bad:
         """Never called."""
 
 
-def test_what_goes_wrong_is_told_and_raises_nothing_in_the_step(tmp_path: Path) -> None:
+def test_errors_of_shards_are_reported_and_not_raised_in_the_step(tmp_path: Path) -> None:
     writer = ShardWriter(0, 1, CPU)
     writer.begin(request(tmp_path / "c", bad="bad"), {"bad": Bad()}, {})
     with pytest.raises(ValueError, match=r"bad\.fn|'bad'"):
@@ -178,7 +178,7 @@ def capture(**tensors: torch.Tensor) -> Capture:
     return Capture({"model": CapturedObject(SavedObject("module"), tensors)})
 
 
-def test_memory_is_used_again_where_it_fits() -> None:
+def test_memory_of_copies_is_reused_if_it_fits() -> None:
     staging = StagingBuffers()
     first = staging.copy_capture(capture(w=torch.ones(3), v=torch.ones(2), gone=torch.ones(1))).objects["model"].tensors
     second = (
@@ -190,7 +190,7 @@ def test_memory_is_used_again_where_it_fits() -> None:
     assert set(staging._free) == {("model", "w"), ("model", "v")}
 
 
-def test_memory_of_a_share_is_used_again_once_it_is_given_back() -> None:
+def test_memory_of_a_shard_is_reused_after_its_write() -> None:
     staged = StagingBuffers()
     first = staged.copy("model", "w", torch.ones(3))
     second = staged.copy("model", "w", torch.zeros(3))
@@ -219,7 +219,7 @@ def test_every_tensor_is_in_one_file_and_large_objects_are_divided_evenly(num_re
     assert num_replicas <= count <= num_replicas + 1
 
 
-def test_what_only_the_first_replica_has_is_its_own() -> None:
+def test_undivided_objects_belong_to_the_first_replica() -> None:
     files = plan_files({"a": {"w": 9}, "b": {"w": 40 * MIB, "v": 40 * MIB}}, 3, whole={"b"}, max_part_bytes=50 * MIB)
     assert [(file.owner, file.number, file.count, file.rank) for file in files] == [
         ("a", 0, 1, 0),
@@ -244,7 +244,7 @@ def save(group: Group, limit_s: float = 10.0) -> DispatchedSave:
     return DispatchedSave(group.ask, limit_s)
 
 
-def test_it_waits_until_all_have_written() -> None:
+def test_a_save_waits_for_all_shards() -> None:
     group = Group([None, None], [Shard({}), None], [Shard({}), Shard({})])
     waiting = save(group)
     assert not waiting.is_done
@@ -266,7 +266,7 @@ def test_a_wait_has_a_limit() -> None:
         save(Group([None, Shard({})]), 0.01).wait()
 
 
-def test_it_tells_of_each_save_once_it_is_known() -> None:
+def test_reports_are_known_once_the_write_has_ended() -> None:
     reports, go = SaveReports(), threading.Event()
 
     def write() -> Shard:
@@ -286,7 +286,7 @@ def test_it_tells_of_each_save_once_it_is_known() -> None:
     assert reports.of("another") is None
 
 
-def test_it_forgets_the_oldest() -> None:
+def test_the_oldest_reports_are_dropped() -> None:
     reports = SaveReports()
     for number in range(9):
         reports.record(str(number), Shard({}))

@@ -57,7 +57,7 @@ def read(directory: DirectoryFiles, name: str) -> bytes:
         opened.file.close()
 
 
-def test_it_is_there_at_the_end(directory: DirectoryFiles) -> None:
+def test_a_file_exists_once_it_is_complete(directory: DirectoryFiles) -> None:
     seen: list[tuple[str, bool]] = []
     with installed(lambda point: seen.append((point, directory.exists(MANIFEST_NAME)))):
         save(directory, b"data")
@@ -66,7 +66,7 @@ def test_it_is_there_at_the_end(directory: DirectoryFiles) -> None:
     assert there == ["checkpoint.after_rename"]
 
 
-def test_names_are_new_where_there_is_something(directory: DirectoryFiles) -> None:
+def test_a_new_save_uses_new_file_names(directory: DirectoryFiles) -> None:
     save(directory, b"first")
     first = read(directory, MANIFEST_NAME).decode()
     held: list[bytes] = []
@@ -84,14 +84,14 @@ def test_names_are_new_where_there_is_something(directory: DirectoryFiles) -> No
     assert read(directory, second) == b"second"
 
 
-def test_where_nothing_may_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     for path in (tmp_path / "x", tmp_path / "x" / "y", tmp_path / "x" / "y" / "z"):
         with pytest.raises(FailedPreconditionError, match=f"'{tmp_path}/x', but it is a file"):
             new_files(directory_files(str(path)))
 
 
-def test_what_lies_beside_it_stays(directory: DirectoryFiles) -> None:
+def test_other_files_are_kept(directory: DirectoryFiles) -> None:
     directory.make()
     theirs = ["model.202611222305.safetensors", "model.safetensors", "notes.txt", "other.safetensors", "program.py"]
     for name in theirs:
@@ -106,7 +106,7 @@ def test_what_lies_beside_it_stays(directory: DirectoryFiles) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_what_fails_when_it_is_there_stays_whole(directory: DirectoryFiles, again: bool) -> None:
+def test_an_error_after_the_rename_keeps_the_checkpoint(directory: DirectoryFiles, again: bool) -> None:
     contents = contents_of(rd.Checkpoint(model=torch.nn.Linear(1, 1), progress=rd.State(number=2)))
     if again:
         start_save(contents_of(rd.Checkpoint(model=torch.nn.Linear(1, 1))), directory, {}).write()
@@ -154,7 +154,7 @@ def test_any_reader_of_safetensors_reads_it(new: NewFiles, tmp_path: Path) -> No
         assert opened.metadata() == {"format": "pt"}
 
 
-def test_what_is_written_is_described(new: NewFiles, tmp_path: Path) -> None:
+def test_the_writer_describes_its_files(new: NewFiles, tmp_path: Path) -> None:
     (file,) = write_tensors(new, "model", TENSORS)
     content = (tmp_path / file.name).read_bytes()
     assert file.num_bytes == len(content)
@@ -183,7 +183,7 @@ def test_large_states_are_several_files_with_an_index(new: NewFiles, tmp_path: P
     assert_equal(read_tensors(new.files, files), tensors)
 
 
-def test_slices_of_several_writers_make_a_whole(new: NewFiles, tmp_path: Path) -> None:
+def test_slices_of_several_writers_are_joined(new: NewFiles, tmp_path: Path) -> None:
     whole = torch.arange(30.0).reshape(10, 3)
     parts = [(0, 4), (4, 4), (4, 10)]
     files = tuple(
@@ -203,7 +203,7 @@ def test_slices_of_several_writers_make_a_whole(new: NewFiles, tmp_path: Path) -
     assert torch.equal(torch.cat(plain), whole)
 
 
-def test_what_has_no_elements_wherever_it_comes_from(tmp_path: Path) -> None:
+def test_empty_tensors(tmp_path: Path) -> None:
     new = NewFiles(directory_files(str(tmp_path)))
     tensors = {"a": torch.from_numpy(np.empty(3, np.int64)[:0].copy()), "b": torch.empty(0, 2)}
     write_tensor_file(new, "model.safetensors", tensors)
@@ -246,7 +246,7 @@ def test_damage_names_file_and_tensor(damage: Callable[[bytes], bytes], told: st
     assert str(path) in str(raised.value)
 
 
-def test_some_tensors_of_a_file(tmp_path: Path) -> None:
+def test_reading_some_tensors_of_a_file(tmp_path: Path) -> None:
     new = NewFiles(directory_files(str(tmp_path)))
     rows = {"a": RowRange(100, 200, 300)}
     file = write_tensor_file(new, "model.safetensors", TWO_TENSORS, rows)
@@ -274,7 +274,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         read_tensors(new.files, files)
 
 
-def test_what_is_not_there_gets_no_memory(tmp_path: Path) -> None:
+def test_missing_tensors_allocate_no_memory(tmp_path: Path) -> None:
     """A manifest may say that a tensor of a petabyte has most of its rows in a file that is missing."""
     new = NewFiles(directory_files(str(tmp_path)))
     (file,) = write_tensors(new, "model", {"a": torch.zeros(2)})
@@ -288,9 +288,7 @@ def test_what_is_not_there_gets_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [7, 40, 1 << 20])
-def test_pieces_of_tensors_say_where_they_belong(
-    piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_tensors_have_offsets(piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_module, "_PIECE_BYTES", piece_bytes)
     new = NewFiles(directory_files(str(tmp_path)))
     tensors = {**TWO_TENSORS, "s": torch.tensor(2.5), "none": torch.empty(0, 3), "thin": torch.empty(4, 0)}

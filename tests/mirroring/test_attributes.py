@@ -175,7 +175,7 @@ def test_forward_hook_of_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
     assert mirror.run(lambda: layer(torch.ones(2)).item()) == [3.0, 3.0]
 
 
-def test_what_the_driver_sets_after_a_step_replaces_what_the_step_set(mirror: Mirror) -> None:
+def test_attributes_set_by_the_driver_replace_those_set_by_the_step_before(mirror: Mirror) -> None:
     model = counter(mirror)
     for _ in range(3):
         assert [mirror.run(model.record)[1] for _ in range(2)] == [1, 2]
@@ -185,7 +185,7 @@ def test_what_the_driver_sets_after_a_step_replaces_what_the_step_set(mirror: Mi
     assert mirror.run(lambda: hasattr(model, "count")) == [False, False]
 
 
-def test_what_the_driver_does_to_what_it_reads_after_a_step_comes_after_it(mirror: Mirror) -> None:
+def test_changes_of_the_driver_apply_after_those_of_the_step_before(mirror: Mirror) -> None:
     layer, optimizer, scheduler = schedule(mirror)
     model = counter(mirror)
 
@@ -341,7 +341,7 @@ def test_learning_rate_does_not_fetch_the_state(trained: Trained) -> None:
     assert "collect_optimizer_state" not in mirror.link.calls
 
 
-def test_state_written_past_torch(trained: Trained) -> None:
+def test_state_written_without_a_version_count(trained: Trained) -> None:
     mirror, layer, optimizer, step = trained
     optimizer.state[layer.weight]["momentum_buffer"].data.zero_()
     assert mirror.run(step) == [1.0, 1.0]

@@ -59,7 +59,7 @@ def test_read_on_the_driver(how: str, assigned: float, added: float, mirror: Mir
     ("how", "value", "expected"),
     [("sum", 8.0, [4.0, 4.0]), ("sum", 7, [4, 3]), ("mean", 8.0, [8.0, 8.0]), ("first", 8.0, [8.0, 8.0])],
 )
-def test_what_the_driver_writes_is_divided_and_reads_the_same(
+def test_values_written_by_the_driver_are_divided_and_read_the_same(
     how: str, value: float, expected: list[float], mirror: Mirror
 ) -> None:
     module = holder(mirror, type(value)(0), aggregation=how)
@@ -76,7 +76,7 @@ def test_the_default_is_the_mean_of_floats_and_the_first_of_the_rest(mirror: Mir
     assert (floats.held.tolist(), count.held.tolist()) == ([0.5], [3])
 
 
-def test_chosen_later_the_value_stays_and_steps_add_to_it(mirror: Mirror) -> None:
+def test_a_later_choice_of_sum_keeps_the_value(mirror: Mirror) -> None:
     module = holder(mirror)
     mirror.run(lambda rank: module.held.fill_(2.0 * rank + 2.0).sum(), rank_of(mirror))
     rd.set_aggregation(module, "held", aggregation="sum")
@@ -86,7 +86,7 @@ def test_chosen_later_the_value_stays_and_steps_add_to_it(mirror: Mirror) -> Non
     assert on_replicas(mirror) == [2.5, 3.5]
 
 
-def test_by_the_path_from_an_outer_module(mirror: Mirror) -> None:
+def test_a_path_from_an_outer_module(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1), Holder(aggregation="mean"))
     rd.set_aggregation(model, "1.held", aggregation=rd.ReduceOp.SUM, synchronization="ON_READ")
@@ -95,7 +95,7 @@ def test_by_the_path_from_an_outer_module(mirror: Mirror) -> None:
     assert model.state_dict()["1.held"].item() == 3.0
 
 
-def test_casts_keep_it_and_divide_anew(mirror: Mirror) -> None:
+def test_casts_keep_the_aggregation(mirror: Mirror) -> None:
     module = holder(mirror, 4.0, aggregation="sum")
     mirror.run(lambda rank: module.held.add_(rank).sum(), rank_of(mirror))
     module.double()
@@ -104,7 +104,7 @@ def test_casts_keep_it_and_divide_anew(mirror: Mirror) -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_copies_have_it_too(inside: bool, mirror: Mirror) -> None:
+def test_copies_keep_the_aggregation(inside: bool, mirror: Mirror) -> None:
     module = holder(mirror, aggregation="sum")
     mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
     if inside:
@@ -148,7 +148,7 @@ def test_after_release_it_is_the_last_aggregate(mirror: Mirror) -> None:
     assert type(module.held) is torch.Tensor
 
 
-def test_nothing_is_sent_for_it_again(mirror: Mirror) -> None:
+def test_an_unchanged_buffer_is_sent_once(mirror: Mirror) -> None:
     module = holder(mirror, 5.0, aggregation="sum")
     for _ in range(3):
         mirror.run(lambda: module.held.item())
@@ -166,7 +166,7 @@ def test_on_one_device_it_changes_nothing() -> None:
     assert copy.deepcopy(module).held.item() == 3.0
 
 
-def test_shared_buffers_have_one(mirror: Mirror) -> None:
+def test_shared_buffers_have_one_aggregation(mirror: Mirror) -> None:
     with mirror.scope():
         one, other = Holder(), Holder()
         other.held = one.held
@@ -205,7 +205,7 @@ def test_bad_buffers() -> None:
         rd.set_aggregation([], "held", aggregation="sum")  # type: ignore[arg-type]  # the point
 
 
-def test_in_a_step_it_is_refused() -> None:
+def test_set_aggregation_in_a_step_is_an_error() -> None:
     strategy = rd.OneDeviceStrategy("cpu")
     with strategy.scope():
         module = Holder()
@@ -221,7 +221,7 @@ def test_in_a_step_it_is_refused() -> None:
         st.tuples(st.sampled_from(["step", "assign", "write", "add", "fail", "read"]), st.integers(-50, 50)), max_size=8
     ),
 )
-def test_a_sum_is_that_of_one_device(num_replicas: int, dtype: torch.dtype, program: list[tuple[str, int]]) -> None:
+def test_a_sum_equals_that_of_one_device(num_replicas: int, dtype: torch.dtype, program: list[tuple[str, int]]) -> None:
     mirror, total = Mirror(num_replicas), 5
     module = holder(mirror, torch.tensor(5, dtype=dtype), aggregation="sum")
     ranks = range(num_replicas)
@@ -260,7 +260,7 @@ FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
     st.sampled_from(FLOATS),
     st.integers(1, 50),
 )
-def test_shares_of_a_number_add_up_to_its_every_bit(numbers: list[float], dtype: torch.dtype, world_size: int) -> None:
+def test_shares_of_a_number_add_up_exactly(numbers: list[float], dtype: torch.dtype, world_size: int) -> None:
     value = torch.tensor(numbers, dtype=dtype)
     value = torch.where(torch.isfinite(value), value, torch.zeros_like(value))
     shares = [share_of(value, rank, world_size) for rank in range(world_size)]
@@ -278,7 +278,7 @@ def test_shares_of_a_whole_number_are_whole(number: int, world_size: int) -> Non
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
-def test_what_is_not_finite_stays_so(number: float) -> None:
+def test_nan_and_infinity_are_kept(number: float) -> None:
     shares = [share_of(torch.tensor(number), rank, 3) for rank in range(3)]
     torch.testing.assert_close(aggregate(shares, "sum"), torch.tensor(number), equal_nan=True)
 
@@ -290,7 +290,7 @@ def test_complex_numbers(how: str, expected: complex) -> None:
     assert aggregate(values, how).dtype is torch.complex64
 
 
-def test_sums_are_of_the_type_of_what_is_added() -> None:
+def test_sums_keep_the_dtype() -> None:
     assert aggregate([torch.tensor(200, dtype=torch.uint8), torch.tensor(5, dtype=torch.uint8)], "sum").item() == 205
     assert wide(torch.tensor(1.0)).dtype is torch.float64
     assert wide(torch.tensor(1, dtype=torch.int8)).dtype is torch.int64
@@ -318,7 +318,7 @@ def averaging(mirror: Mirror) -> Averaging:
         return Averaging()
 
 
-def test_statistics_that_a_step_assigns_are_read_as_their_mean(mirror: Mirror) -> None:
+def test_statistics_assigned_by_a_step_read_as_their_mean(mirror: Mirror) -> None:
     module = averaging(mirror)
     for step, (values, mean) in enumerate([([0.0, 1.0], 0.5), ([0.0, 1.5], 0.75), ([0.0, 1.75], 0.875)], 1):
         assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == values
@@ -327,7 +327,7 @@ def test_statistics_that_a_step_assigns_are_read_as_their_mean(mirror: Mirror) -
 
 
 @pytest.mark.parametrize("read_first", [False, True])
-def test_what_the_driver_writes_replaces_what_a_step_assigned(read_first: bool, mirror: Mirror) -> None:
+def test_a_write_of_the_driver_replaces_the_buffer_assigned_by_a_step(read_first: bool, mirror: Mirror) -> None:
     module = averaging(mirror)
     mirror.run(lambda rank: module(float(rank)), rank_of(mirror))
     if read_first:
@@ -338,7 +338,7 @@ def test_what_the_driver_writes_replaces_what_a_step_assigned(read_first: bool, 
     assert (module.mean.item(), module.count.item()) == (4.5, 1)
 
 
-def test_another_replica_takes_over_what_a_step_assigned(mirror: Mirror) -> None:
+def test_buffers_assigned_by_a_step_can_be_exported(mirror: Mirror) -> None:
     module = averaging(mirror)
     mirror.run(lambda rank: module(float(rank)), rank_of(mirror))
     exported = mirror.replicas[1].export_buffers()
@@ -349,7 +349,7 @@ def test_another_replica_takes_over_what_a_step_assigned(mirror: Mirror) -> None
     assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == [0.5, 1.5]
 
 
-def test_a_cast_on_the_driver_leaves_statistics_that_follow(mirror: Mirror) -> None:
+def test_statistics_are_updated_after_a_cast_on_the_driver(mirror: Mirror) -> None:
     with mirror.scope():
         norm = nn.BatchNorm1d(1, momentum=0.5, affine=False)
 
@@ -366,7 +366,7 @@ def test_a_cast_on_the_driver_leaves_statistics_that_follow(mirror: Mirror) -> N
     assert norm.num_batches_tracked.item() == 3
 
 
-def test_a_buffer_of_two_modules_that_one_of_them_replaces_stays_the_others(mirror: Mirror) -> None:
+def test_a_shared_buffer_replaced_in_one_module_stays_in_the_other(mirror: Mirror) -> None:
     with mirror.scope():
         first, second = Averaging(), Averaging()
         second.mean = first.mean
@@ -381,7 +381,7 @@ def table_of(*objects: Any) -> ReplicaTable:
     return table
 
 
-def test_only_values_are_put_back() -> None:
+def test_settle_restores_replaced_buffers() -> None:
     module, other = Averaging(), torch.ones(3)
     mean, count = module.mean, module.count
     places = ReplicaBuffers(table_of(module, mean, count, other), 0, 1)

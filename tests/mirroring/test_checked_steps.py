@@ -57,7 +57,7 @@ OUTSIDE: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("way", sorted(OUTSIDE))
-def test_whatever_way_it_is_reached(way: str, steps: CheckedSteps) -> None:
+def test_objects_from_outside_the_scope_are_found_in_every_place(way: str, steps: CheckedSteps) -> None:
     inside, outside = made(steps), nn.Linear(1, 1)
     steps.check(OUTSIDE[way](inside), ())
     with pytest.raises(
@@ -66,13 +66,13 @@ def test_whatever_way_it_is_reached(way: str, steps: CheckedSteps) -> None:
         steps.check(OUTSIDE[way](outside), ())
 
 
-def test_among_the_arguments(steps: CheckedSteps) -> None:
+def test_objects_from_outside_the_scope_are_found_among_arguments(steps: CheckedSteps) -> None:
     steps.check(len, (1, made(steps), torch.ones(1)))
     with pytest.raises(FailedPreconditionError, match="parameter 'weight' of module Linear was not"):
         steps.check(len, (nn.Linear(1, 1),))
 
 
-def test_the_outermost_module_names_it(steps: CheckedSteps) -> None:
+def test_errors_name_the_path_from_the_outermost_module(steps: CheckedSteps) -> None:
     model = made(steps, lambda: nn.Sequential(nn.Sequential(nn.ReLU())))
     model[0].append(nn.Linear(1, 1))
     with pytest.raises(FailedPreconditionError, match=r"parameter '0.1.weight' of module Sequential was not"):
@@ -84,7 +84,7 @@ def run(steps: CheckedSteps, fn: Any, times: int) -> None:
         steps.check(fn, ())
 
 
-def test_another_object_in_its_place_is_noticed_at_once(steps: CheckedSteps) -> None:
+def test_a_replaced_object_is_found_in_the_next_step(steps: CheckedSteps) -> None:
     model = made(steps)
     trainer = Trainer(model)
 
@@ -101,7 +101,7 @@ def test_another_object_in_its_place_is_noticed_at_once(steps: CheckedSteps) -> 
     run(steps, step, 5)
 
 
-def test_a_child_or_a_parameter_in_its_place_is_noticed_at_once(steps: CheckedSteps) -> None:
+def test_a_replaced_child_or_parameter_is_found_in_the_next_step(steps: CheckedSteps) -> None:
     model = made(steps, lambda: nn.Sequential(nn.Linear(1, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     step: Callable[[], Any] = lambda: (model.training, optimizer.param_groups)  # noqa: E731
@@ -116,7 +116,7 @@ def test_a_child_or_a_parameter_in_its_place_is_noticed_at_once(steps: CheckedSt
         steps.check(step, ())
 
 
-def test_deep_in_a_module_it_is_noticed_in_the_end(steps: CheckedSteps) -> None:
+def test_a_replaced_parameter_deep_in_a_module_is_found_after_some_steps(steps: CheckedSteps) -> None:
     model = made(steps, lambda: nn.Sequential(nn.Sequential(nn.Linear(1, 1))))
     step: Callable[[], Any] = lambda: model.training  # noqa: E731
     run(steps, step, 5)
@@ -167,7 +167,7 @@ def test_objects_without_weak_references_are_walked_in_each_run(steps: CheckedSt
     assert steps._checked == {}
 
 
-def test_a_module_that_was_moved_is_named(steps: CheckedSteps) -> None:
+def test_a_moved_module_is_named(steps: CheckedSteps) -> None:
     model = made(steps)
     steps.check(lambda: model.training, ())
     model.to("meta")

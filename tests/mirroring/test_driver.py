@@ -25,7 +25,7 @@ def build() -> tuple[Any, torch.optim.Optimizer, torch.optim.lr_scheduler.LRSche
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
-def test_what_replicas_can_be_sent() -> None:
+def test_objects_that_can_be_sent_to_replicas() -> None:
     mirror, elsewhere = Mirror(), nn.Linear(1, 1)
     with mirror.scope():
         layer, lazy, mixed = nn.Linear(1, 1), nn.LazyLinear(1), nn.Sequential(nn.Linear(1, 1))
@@ -82,7 +82,7 @@ class Plain:
         return torch.enable_grad()
 
 
-def test_same_program_with_and_without_mirroring() -> None:
+def test_a_program_computes_the_same_with_and_without_mirroring() -> None:
     plain, mirror = Plain(), Mirror()
     weights, state, losses = program(plain.run, plain.scope)
     mirrored_weights, mirrored_state, mirrored_losses = program(lambda *args: mirror.run(*args)[1], mirror.scope)
@@ -160,7 +160,7 @@ def run_and_change(mirror: Mirror, change: Callable[[nn.Module, torch.optim.Opti
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_and_then_dropped_is_gone(
+def test_objects_changed_and_then_dropped_are_removed_from_replicas(
     change: Callable[[nn.Module, torch.optim.Optimizer], None], mirror: Mirror
 ) -> None:
     run_and_change(mirror, change)
@@ -170,7 +170,7 @@ def test_what_was_changed_and_then_dropped_is_gone(
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
+def test_objects_dropped_while_changes_are_collected_are_removed_with_the_next_step(
     change: Callable[[nn.Module, torch.optim.Optimizer], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Python's garbage collector may have it, at any moment."""
@@ -190,7 +190,7 @@ def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
     assert mirror.replicas[0].items() == []
 
 
-def test_what_got_a_handle_with_the_last_step_is_no_change_of_the_next(mirror: Mirror, layer: nn.Linear) -> None:
+def test_objects_sent_with_the_last_step_are_not_sent_as_changes_of_the_next(mirror: Mirror, layer: nn.Linear) -> None:
     with mirror.scope():
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
     mirror.run(lambda: optimizer.step())
@@ -204,7 +204,7 @@ def test_what_got_a_handle_with_the_last_step_is_no_change_of_the_next(mirror: M
     assert rates == [[0.5, 0.125]] * 2
 
 
-def test_what_is_read_in_inference_mode_is_used_by_later_steps(mirror: Mirror) -> None:
+def test_tensors_read_in_inference_mode_can_be_used_by_later_steps(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.BatchNorm1d(1)
         optimizer = torch.optim.Adam(model.parameters())
@@ -225,7 +225,7 @@ def test_what_is_read_in_inference_mode_is_used_by_later_steps(mirror: Mirror) -
     assert mirror.run(lambda: model.weight.grad.item()) == [0.0] * 2  # type: ignore[union-attr]
 
 
-def test_tensors_of_inference_mode_may_be_given(mirror: Mirror, layer: nn.Linear) -> None:
+def test_inference_tensors_can_be_arguments(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.training)
     with torch.inference_mode():
         layer.register_buffer("note", torch.ones(2))
@@ -314,7 +314,7 @@ def test_a_payload_tells_the_driver_whether_it_has_values_or_only_settings() -> 
     assert mirror.payloads[-1].has_values
 
 
-def test_a_replica_tells_all_of_it_again_to_a_driver_that_has_heard_another_one() -> None:
+def test_a_replica_sends_everything_to_a_driver_that_followed_another_replica() -> None:
     mirror = Mirror(1)
     layer = linear(mirror)
     mirror.run(lambda: layer.eval() and None)

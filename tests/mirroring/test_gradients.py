@@ -73,7 +73,7 @@ def test_zero_grad_on_the_driver_that_keeps_zeros(trained: Trained) -> None:
     assert gradients(mirror, layer) == [[[0.0, 0.0]]] * 2
 
 
-def test_to_read_zero_grad_clears_nothing(trained: Trained) -> None:
+def test_reading_the_attribute_zero_grad_clears_nothing(trained: Trained) -> None:
     mirror, layer, optimizer = trained
     assert hasattr(optimizer, "zero_grad")
     clear = layer.zero_grad
@@ -83,7 +83,7 @@ def test_to_read_zero_grad_clears_nothing(trained: Trained) -> None:
     assert gradients(mirror, layer) == [None, None]
 
 
-def test_zero_grad_of_a_class_that_has_its_own_is_that() -> None:
+def test_zero_grad_defined_by_a_class_is_called() -> None:
     class Kept(nn.Linear):
         def zero_grad(self, set_to_none: bool = True) -> None:
             self.bias.grad = None
@@ -231,7 +231,7 @@ def test_sparse_gradients_are_read_and_written(mirror: Mirror) -> None:
     assert mirror.run(lambda: table.weight.grad.to_dense().sum().item()) == [12.0, 12.0]  # type: ignore[union-attr]
 
 
-def test_gradient_of_an_alias_is_its_own(trained: Trained) -> None:
+def test_the_gradient_of_an_alias_is_separate(trained: Trained) -> None:
     mirror, layer, _ = trained
     alias = layer.weight.detach()
     alias.grad = None
@@ -239,7 +239,7 @@ def test_gradient_of_an_alias_is_its_own(trained: Trained) -> None:
     assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
 
 
-def test_gradient_set_without_a_look_at_the_old_one(trained: Trained) -> None:
+def test_gradient_set_without_reading_the_old_one(trained: Trained) -> None:
     mirror, layer, _ = trained
     layer.weight.grad = torch.full((1, 2), 4.0)
     assert layer.weight.grad.tolist() == [[4.0, 4.0]]
@@ -294,7 +294,7 @@ def test_backward_on_the_driver_after_thawing(trained: Trained) -> None:
     assert gradients(mirror, frozen) == [[[2.0, 2.0]]] * 2
 
 
-def test_backward_after_the_release_asks_nobody(trained: Trained) -> None:
+def test_backward_after_the_release_sends_nothing(trained: Trained) -> None:
     mirror, layer, _ = trained
     loss = layer(torch.ones(2)).sum()
     mirror.driver.release()
@@ -314,7 +314,7 @@ def test_steps_without_gradients_on_the_driver_send_none(trained: Trained) -> No
     assert mirror.link.calls.count("collect_gradients") == 1
 
 
-def test_gradients_that_were_fetched_beside_a_dispatched_step_are_fetched_again(
+def test_gradients_fetched_during_a_dispatched_step_are_fetched_again(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, layer, _ = trained

@@ -89,7 +89,7 @@ def test_a_buffer_registered(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_weights_tied_later_by_what_is_there(trained: Trained, inside: bool) -> None:
+def test_weights_tied_later(trained: Trained, inside: bool) -> None:
     mine: Any = trained.model
     if inside:
         with trained.mirror.scope():
@@ -103,7 +103,7 @@ def test_weights_tied_later_by_what_is_there(trained: Trained, inside: bool) -> 
     assert trained.mirror.run(lambda: mine[1].weight is mine[0].weight) == [True, True]
 
 
-def test_weights_tied_before_and_parted_later() -> None:
+def test_weights_untied_later() -> None:
     trained = Trained()
     mine: Any = trained.model
     for model, _ in trained.both():
@@ -160,7 +160,7 @@ def test_a_cast_between_two_steps(trained: Trained, dtype: torch.dtype) -> None:
     assert trained.mirror.run(lambda: mine[0].weight.dtype == dtype) == [True, True]
 
 
-def test_made_outside_it_is_named_where_it_is(trained: Trained) -> None:
+def test_a_parameter_from_outside_the_scope_is_named(trained: Trained) -> None:
     mine: Any = trained.model
     trained.model[1].weight = nn.Parameter(torch.ones(2, 2))
     with pytest.raises(FailedPreconditionError, match="parameter '1.weight' of module Sequential was not"):

@@ -151,7 +151,7 @@ def test_forward_in_the_step_returns_the_local_value(mirror: Mirror) -> None:
         lambda: torchmetrics.MetricCollection([torchmetrics.SumMetric(), torchmetrics.MeanMetric()]),
     ],
 )
-def test_a_failed_step_loses_nothing_and_doubles_nothing(kind: Any, source: int) -> None:
+def test_a_failed_step_neither_loses_nor_repeats_updates(kind: Any, source: int) -> None:
     failing, fine = Mirror(3), Mirror(3)
     metrics = [make(failing, kind), make(fine, kind)]
     scores = [torch.tensor([rank, 1.0, 2.0 * rank]) for rank in range(3)]
@@ -172,7 +172,7 @@ def test_a_failed_step_loses_nothing_and_doubles_nothing(kind: Any, source: int)
         torch.testing.assert_close(metrics[0].compute(), metrics[1].compute())
 
 
-def test_what_replicas_counted_in_a_step_that_failed_on_another_stays_theirs() -> None:
+def test_updates_of_replicas_in_a_step_that_failed_elsewhere_are_kept() -> None:
     mirror = Mirror(3)
     metric = make(mirror, torchmetrics.SumMetric)
 
@@ -189,7 +189,7 @@ def test_what_replicas_counted_in_a_step_that_failed_on_another_stays_theirs() -
 
 
 @pytest.mark.parametrize("kind", [Everything, torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric])
-def test_a_replica_that_has_counted_nothing_yet_adds_nothing(kind: Any) -> None:
+def test_a_new_replica_adds_no_updates(kind: Any) -> None:
     mirror = Mirror(2)
     metric, plain = make(mirror, kind), kind()
     mirror.run(lambda values: metric.update(values), torch.tensor([1.0, 3.0]))
@@ -200,7 +200,7 @@ def test_a_replica_that_has_counted_nothing_yet_adds_nothing(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Everything, torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric])
-def test_what_was_counted_before_the_first_step_counts_once(kind: Any) -> None:
+def test_updates_before_the_first_step_count_once(kind: Any) -> None:
     mirror = Mirror(3)
     metric, plain = make(mirror, kind), kind()
     for counting in (metric, plain):
@@ -212,7 +212,7 @@ def test_what_was_counted_before_the_first_step_counts_once(kind: Any) -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [Everything, torchmetrics.CatMetric, torchmetrics.MeanMetric, torchmetrics.MinMetric])
 @pytest.mark.parametrize("counting", [0, 2])
-def test_replicas_that_never_counted_are_passed_over(kind: Any, counting: int) -> None:
+def test_replicas_without_updates_are_ignored(kind: Any, counting: int) -> None:
     mirror = Mirror(3)
     metric, plain = make(mirror, kind), kind()
 
@@ -227,7 +227,7 @@ def test_replicas_that_never_counted_are_passed_over(kind: Any, counting: int) -
     assert metric.update_count == 2
 
 
-def test_statistics_of_several_of_which_none_counted() -> None:
+def test_statistics_with_several_replicas_without_updates() -> None:
     mirror = Mirror(4)
     metric, plain = make(mirror, PearsonCorrCoef), PearsonCorrCoef()
 
@@ -241,7 +241,7 @@ def test_statistics_of_several_of_which_none_counted() -> None:
     torch.testing.assert_close(metric.compute(), plain.compute())
 
 
-def test_what_a_stand_in_counted_is_no_update(mirror: Mirror) -> None:
+def test_updates_of_a_replica_with_a_stand_in_batch_are_dropped(mirror: Mirror) -> None:
     metric = make(mirror, torchmetrics.MeanMetric)
     mirror.run(lambda: metric.training)
     held = mirror.replicas[1].hold_metrics()
@@ -308,7 +308,7 @@ class BothCount:
         )
     ),
 )
-def test_any_program_counts_what_one_device_counts(
+def test_any_program_computes_the_metric_of_one_device(
     num_replicas: int, program: list[tuple[Callable[[BothCount, int], None], int]]
 ) -> None:
     both = BothCount(num_replicas)
@@ -322,7 +322,7 @@ def test_any_program_counts_what_one_device_counts(
     st.integers(1, 3),
     st.lists(st.sampled_from([BothCount.step, BothCount.driver, BothCount.reset, BothCount.compare])),
 )
-def test_rows_are_in_the_order_of_one_device_where_all_replicas_count(
+def test_rows_are_in_the_order_of_one_device(
     num_replicas: int, program: list[Callable[[BothCount, int], None]]
 ) -> None:
     both = BothCount(num_replicas)
@@ -332,7 +332,7 @@ def test_rows_are_in_the_order_of_one_device_where_all_replicas_count(
     assert found == expected
 
 
-def test_each_replica_goes_on_with_what_it_had_where_that_makes_the_same_whole() -> None:
+def test_replicas_keep_their_own_states_if_these_merge_to_the_saved_one() -> None:
     metric: Any = torchmetrics.SumMetric()
     shares = [{"sum_value": torch.tensor(value), "_update_count": 2} for value in (0.1, 0.7, 0.3)]
     restore_states(metric, merge_states(metric, shares))

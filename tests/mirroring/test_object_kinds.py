@@ -57,7 +57,7 @@ def test_changes_of_a_module(change: Any, expected: list[str]) -> None:
     assert names_of_changes(layer, change) == expected
 
 
-def test_states_of_optimizers_and_metrics_are_no_attributes() -> None:
+def test_states_of_optimizers_and_metrics_are_not_attributes() -> None:
     def step(sgd: torch.optim.Optimizer) -> None:
         sgd.param_groups[0]["params"][0].grad = torch.ones(1)
         sgd.step()
@@ -67,7 +67,7 @@ def test_states_of_optimizers_and_metrics_are_no_attributes() -> None:
     assert names_of_changes(torchmetrics.SumMetric(), lambda metric: metric.update(1.0)) == []
 
 
-def test_numbers_that_torch_writes_without_counting() -> None:
+def test_numbers_written_without_a_version_count() -> None:
     def update(scaler: Any) -> None:
         torch._amp_update_scale_(scaler._scale, scaler._growth_tracker, torch.zeros(()), 2.0, 0.5, 100)
 
@@ -83,7 +83,7 @@ def noted(*args: object) -> None:
     """A hook of the program's."""
 
 
-def test_nobody_is_asked(mirror: Mirror) -> None:
+def test_reading_the_kind_of_an_object_sends_nothing(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -131,12 +131,12 @@ def patched() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [lambda: Renamed(1, 1), lambda: nn.Sequential(More(1, 1)), hooked, patched])
-def test_states_of_the_programs_own_making_are_not_plain(make: Callable[[], nn.Module]) -> None:
+def test_states_built_by_the_program_are_not_plain(make: Callable[[], nn.Module]) -> None:
     assert not has_plain_state(make())
     assert not has_plain_state(Counting(nn.Linear(1, 1).parameters()))
 
 
-def test_names_are_those_of_the_outermost_module() -> None:
+def test_names_start_at_the_outermost_module() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
     adam = torch.optim.Adam(model.parameters())
     model(torch.rand(4, 2)).sum().backward()
@@ -150,7 +150,7 @@ def test_names_are_those_of_the_outermost_module() -> None:
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.integers(0, 19), st.integers(0, 31))
-def test_every_bit_counts(values: list[float], place: int, bit: int) -> None:
+def test_digests_depend_on_every_bit(values: list[float], place: int, bit: int) -> None:
     tensor = torch.tensor(values)
     changed = tensor.clone()
     changed.view(torch.int32)[place % len(values)] ^= 1 << bit if bit < 31 else -(2**31)
@@ -158,7 +158,7 @@ def test_every_bit_counts(values: list[float], place: int, bit: int) -> None:
     assert digest_of(tensor) != digest_of(changed)
 
 
-def test_form_counts() -> None:
+def test_digests_depend_on_shape_and_dtype() -> None:
     values = torch.zeros(4)
     others = [values.view(2, 2), values.double()[:2], torch.zeros(4, dtype=torch.int32), torch.zeros(0), 0.0, 0]
     digests = [digest_of(value) for value in (values, *others)]

@@ -97,7 +97,7 @@ def test_class_makes_plain_objects() -> None:
     assert type(type(layer)(4, 3, bias=False)) is nn.Linear
 
 
-def test_class_that_a_program_derives_is_its_own() -> None:
+def test_a_class_derived_by_the_program_is_plain() -> None:
     layer: Any = nn.Linear(2, 1)
     MirroredClasses(Recorder()).mirror(layer)
     derived = type("Derived", (type(layer),), {})
@@ -187,7 +187,7 @@ def test_released_objects_are_plain(mirror: Mirror, layer: nn.Linear) -> None:
     assert kinds == [nn.Sequential, nn.Linear, torch.optim.Adam, torch.optim.lr_scheduler.StepLR]
 
 
-def test_a_program_that_is_told_of_subclasses_is_told_of_its_own() -> None:
+def test_init_subclass_runs_for_classes_of_the_program_only() -> None:
     told: list[str] = []
 
     class Base:

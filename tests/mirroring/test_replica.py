@@ -133,7 +133,7 @@ def test_reset_after_a_payload_that_never_arrived(mirror: Mirror, layer: nn.Line
     assert mirror.run(lambda: layer.weight.tolist()) == [[[1.0, 2.0]]] * 2
 
 
-def test_prepared_but_not_dispatched(mirror: Mirror, layer: nn.Linear) -> None:
+def test_a_step_that_was_prepared_but_not_dispatched(mirror: Mirror, layer: nn.Linear) -> None:
     step = lambda: layer.weight.tolist()  # noqa: E731
     mirror.driver.prepare(step)
     assert type(layer.weight) is nn.Parameter
@@ -185,7 +185,7 @@ class Listing(MeanMetric):
         self.add_state("seen", [], dist_reduce_fx="cat")
 
 
-def test_metrics_and_running_statistics_are_what_the_driver_reads() -> None:
+def test_merged_metrics_and_statistics_equal_those_the_driver_reads() -> None:
     mirror = Mirror(3)
     with mirror.scope():
         norm, mean = nn.BatchNorm1d(2), Listing()
@@ -235,7 +235,7 @@ def test_items_that_the_driver_adds_come_first_once_they_are_sent() -> None:
     assert mirror.driver.driver_items({"fresh": Listing(), "norm": nn.BatchNorm1d(1)}) == {"fresh": {"seen": 0}}
 
 
-def test_nothing_is_gathered_where_all_hold_the_same() -> None:
+def test_equal_states_are_not_gathered() -> None:
     mirror = Mirror(2)
     with mirror.scope():
         layer = nn.Linear(2, 1)
@@ -246,7 +246,7 @@ def test_nothing_is_gathered_where_all_hold_the_same() -> None:
     assert mirror.driver.save_mode(layer) == "divided"
 
 
-def test_metrics_in_modules_are_merged_where_the_modules_state_has_them() -> None:
+def test_persistent_metrics_in_modules_are_merged() -> None:
     mirror = Mirror(2)
     with mirror.scope():
         model: Any = nn.ModuleDict({"layer": nn.Linear(1, 1), "mean": Listing(), "kept": nn.ModuleList([Listing()])})
@@ -278,7 +278,7 @@ def test_metrics_in_modules_are_merged_where_the_modules_state_has_them() -> Non
         assert len(after["kept.0.seen"]) == len(before["kept.0.seen"])
 
 
-def test_optimizers_whose_state_was_replaced_are_told_once() -> None:
+def test_optimizers_with_loaded_states_are_reported_once() -> None:
     mirror = Mirror(1)
     with mirror.scope():
         model = nn.Linear(1, 1)

@@ -48,7 +48,7 @@ def test_a_module_that_a_step_moves_is_named_and_stays(inner: bool, mirror: Mirr
     assert nn.Linear(1, 1).to("meta").weight.is_meta
 
 
-def test_what_is_allowed(mirror: Mirror) -> None:
+def test_allowed_changes_of_modules_in_a_step(mirror: Mirror) -> None:
     layer: Any = linear(mirror)
     other = linear(mirror)
 
@@ -106,7 +106,7 @@ class Own(torch.optim.Optimizer):
         self.steps += 1
 
 
-def test_a_step_of_ones_own_is_called() -> None:
+def test_a_step_method_set_by_the_program_is_called() -> None:
     optimizer = Own([torch.ones(2, requires_grad=True)])
     note_steps(optimizer, lambda: None)
     optimizer.step()
@@ -125,7 +125,7 @@ def test_hooks_that_come_later_are_called() -> None:
     assert optimizer.param_groups[0]["params"][0].tolist() == [0, 0]
 
 
-def test_profiles_name_the_step_and_the_clearing() -> None:
+def test_profiles_name_step_and_zero_grad() -> None:
     optimizer = sgd()
     note_steps(optimizer, lambda: None)
     with torch.profiler.profile(acc_events=True) as profile:
@@ -146,7 +146,7 @@ def test_gradients_are_cleared_as_torch_does_it(set_to_none: bool) -> None:
     assert cleared is None if set_to_none else cleared.tolist() == [0, 0]
 
 
-def test_clearing_of_ones_own_is_called() -> None:
+def test_a_zero_grad_set_by_the_program_is_called() -> None:
     class Counting(Own):
         def zero_grad(self, set_to_none: bool = True) -> None:
             self.steps += 100
@@ -238,7 +238,7 @@ def changes() -> dict[str, tuple[Callable[[], object], str]]:
 
 
 @pytest.mark.parametrize("case", changes())
-def test_what_was_changed_has_a_name(case: str) -> None:
+def test_changed_objects_are_named(case: str) -> None:
     function, name = changes()[case]
     captures = ClosureMutationCheck(function, nobody)
     assert captures.changed() == ""
@@ -246,7 +246,7 @@ def test_what_was_changed_has_a_name(case: str) -> None:
     assert captures.changed() == name
 
 
-def test_what_is_read_or_replaced_by_itself_is_not_changed() -> None:
+def test_objects_read_or_replaced_by_themselves_are_not_changed() -> None:
     losses, trainer, missing = [1.0, float("nan")], Trainer(), torch.zeros(2)
 
     def step() -> float:
@@ -259,7 +259,7 @@ def test_what_is_read_or_replaced_by_itself_is_not_changed() -> None:
     assert captures.changed() == ""
 
 
-def test_shared_objects_libraries_and_imported_functions_are_passed_over() -> None:
+def test_shared_objects_and_imported_code_are_ignored() -> None:
     shared, loop = Trainer(), list[Any]()
     loop.append(loop)
     captures = ClosureMutationCheck(lambda: (shared, loop, nn.Linear, np, changes), lambda obj: obj is shared)
@@ -267,7 +267,7 @@ def test_shared_objects_libraries_and_imported_functions_are_passed_over() -> No
     assert captures.changed() == ""
 
 
-def test_looks_become_rare_and_one_warning_is_enough() -> None:
+def test_checks_become_rare_and_warn_once() -> None:
     seen: list[int] = []
 
     def step(number: int) -> None:
@@ -321,7 +321,7 @@ def test_arrays_of_every_kind(array: Any) -> None:
         assert captures.changed() == "array"
 
 
-def test_replica_zero_tells_once(mirror: Mirror, layer: nn.Linear) -> None:
+def test_replica_zero_reports_once(mirror: Mirror, layer: nn.Linear) -> None:
     losses: list[float] = []
 
     def step(scale: float) -> None:

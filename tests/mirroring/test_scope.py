@@ -139,7 +139,7 @@ def test_buffers_of_a_module_made_outside_and_cast_inside() -> None:
         mirror.run(lambda: module(torch.ones(2)))
 
 
-def test_child_added_outside_after_the_first_step(mirror: Mirror) -> None:
+def test_a_child_added_outside_after_the_first_step(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1))
     mirror.run(lambda: model.training)
@@ -160,7 +160,7 @@ def test_modules_without_tensors_may_come_from_anywhere(mirror: Mirror) -> None:
     assert mirror.run(lambda: activation(torch.tensor(-1.0)).item()) == [0.0, 0.0]
 
 
-def test_refused_step_leaves_no_trace(mirror: Mirror, layer: nn.Linear) -> None:
+def test_a_refused_step_changes_nothing(mirror: Mirror, layer: nn.Linear) -> None:
     foreign = nn.Linear(1, 1)
     with pytest.raises(FailedPreconditionError):
         mirror.run(lambda: (layer, foreign))
@@ -252,7 +252,7 @@ def test_deepcopy_of_an_optimizer_takes_its_parameters_along(inside: bool, mirro
             mirror.run(step, twin)
 
 
-def test_an_average_made_outside_is_the_drivers(mirror: Mirror, layer: nn.Linear) -> None:
+def test_an_average_made_outside_the_scope_stays_on_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
     average = torch.optim.swa_utils.AveragedModel(layer)
     for _ in range(2):
         mirror.run(lambda: layer.weight.data.add_(1.0).sum())
@@ -270,7 +270,7 @@ def origin(known: tuple[Any, ...] = ()) -> ScopeCheck:
     return ScopeCheck("Mine", Scope(), lambda: ("cuda",), table)
 
 
-def test_a_new_parameter_is_named_where_it_is_and_where_that_is() -> None:
+def test_a_new_parameter_is_named_by_its_path() -> None:
     model: Any = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(1, 1)))
     linear = model[1][0]
     weight = linear.weight
@@ -282,7 +282,7 @@ def test_a_new_parameter_is_named_where_it_is_and_where_that_is() -> None:
         origin().require([weight])
 
 
-def test_variables_stay_where_their_strategy_is() -> None:
+def test_variables_must_stay_on_the_device_of_their_strategy() -> None:
     model = nn.BatchNorm1d(1, device="meta")
     with pytest.raises(
         FailedPreconditionError, match=r"\(cpu or cuda\); parameter 'weight' of module .* moved to meta"
@@ -292,7 +292,7 @@ def test_variables_stay_where_their_strategy_is() -> None:
         origin().require([model, model.running_mean])
 
 
-def test_rows_of_embeddings_lie_on_parameter_servers_only() -> None:
+def test_sharded_embeddings_need_parameter_servers() -> None:
     embedding = ShardedEmbedding(10, 2)
     with pytest.raises(FailedPreconditionError, match=r"Mine has none\. Use rd\.ParameterServerStrategy"):
         origin().require([embedding, embedding.weight])

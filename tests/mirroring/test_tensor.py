@@ -113,7 +113,7 @@ def test_buffer_copies_are_no_parameters(mirror: Mirror) -> None:
         lambda weight: weight.detach().untyped_storage()[:4],
     ],
 )
-def test_memory_is_known_to_be_shared_for_as_long_as_it_is(share: Callable[[Any], Any]) -> None:
+def test_aliases_are_known_while_they_live(share: Callable[[Any], Any]) -> None:
     _, layer = mirrored()
     aliases = record_of(layer.weight).aliases
     assert not aliases.exist(layer.weight)
@@ -133,7 +133,7 @@ def test_memory_is_known_to_be_shared_for_as_long_as_it_is(share: Callable[[Any]
         lambda weight: np.from_dlpack(weight.detach()),
     ],
 )
-def test_memory_that_was_handed_out_for_good(share: Callable[[Any], Any]) -> None:
+def test_memory_with_an_untracked_alias(share: Callable[[Any], Any]) -> None:
     _, layer = mirrored()
     alias = share(layer.weight)
     assert record_of(layer.weight).aliases.exist(layer.weight)
@@ -141,7 +141,7 @@ def test_memory_that_was_handed_out_for_good(share: Callable[[Any], Any]) -> Non
 
 
 @pytest.mark.parametrize("share", [lambda weight: weight.data, lambda weight: weight.detach().numpy()])
-def test_an_alias_from_before_the_first_step_is_seen(
+def test_an_alias_from_before_the_first_step_is_found(
     share: Callable[[Any], Any], mirror: Mirror, layer: nn.Linear
 ) -> None:
     alias = share(layer.weight)
@@ -152,7 +152,7 @@ def test_an_alias_from_before_the_first_step_is_seen(
     assert layer.weight.tolist() == [[6.0, 6.0]]
 
 
-def test_an_alias_of_memory_that_a_parameter_was_given() -> None:
+def test_an_alias_of_memory_assigned_to_a_parameter() -> None:
     mirror, layer = mirrored()
     memory = torch.zeros(1, 2)
     layer.weight.data = memory
@@ -161,7 +161,7 @@ def test_an_alias_of_memory_that_a_parameter_was_given() -> None:
     assert mirror.run(lambda: layer.weight.tolist()) == [[[4.0, 4.0]]] * 2
 
 
-def test_memory_that_nobody_kept_is_not_shared_after_the_next_step() -> None:
+def test_memory_without_aliases_is_not_shared_after_the_next_step() -> None:
     mirror, layer = mirrored()
     layer.half()
     aliases = record_of(layer.weight).aliases
@@ -199,7 +199,7 @@ def test_overwrite_in_place() -> None:
     assert parameter.requires_grad
 
 
-def test_an_expanded_tensor_gets_memory_that_it_can_be_written_to() -> None:
+def test_an_expanded_tensor_gets_memory_of_its_own() -> None:
     tensor = torch.ones(1, 2).expand(3, 2)
     overwrite(tensor, torch.full((3, 2), 2.0))
     assert tensor.tolist() == [[2.0, 2.0]] * 3

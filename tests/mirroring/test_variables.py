@@ -77,7 +77,7 @@ def test_nothing_is_sent_for_an_unchanged_model(trained: tuple[Mirror, nn.Linear
     assert mirror.link.calls == []
 
 
-def test_only_reads_cost_a_call(trained: tuple[Mirror, nn.Linear]) -> None:
+def test_only_the_first_read_sends_a_message(trained: tuple[Mirror, nn.Linear]) -> None:
     mirror, layer = trained
     assert layer.weight.shape == (1, 2)
     assert "tensor_images" not in mirror.link.calls
@@ -130,7 +130,7 @@ def test_several_are_fetched_together(large: tuple[Mirror, Any], read: Callable[
     assert mirror.link.fetched == [2]
 
 
-def test_a_tensor_is_written_that_was_fetched_alone(large: tuple[Mirror, Any]) -> None:
+def test_a_tensor_fetched_alone_can_be_written(large: tuple[Mirror, Any]) -> None:
     mirror, model = large
     before = mirror.replicas[0].parameters()[1].detach().clone()
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_a_tensor_is_written_that_was_fetched_alone(large: tuple[Mirror, Any]) -
     assert torch.equal(model[1].weight, before)
 
 
-def test_a_tensor_that_was_fetched_and_written_stays_written_when_others_are_fetched(large: tuple[Mirror, Any]) -> None:
+def test_a_written_tensor_is_kept_when_others_are_fetched(large: tuple[Mirror, Any]) -> None:
     mirror, model = large
     with torch.no_grad():
         model[0].weight.fill_(5.0)
@@ -211,7 +211,7 @@ def test_view_that_only_reads_sends_nothing(trained: tuple[Mirror, nn.Linear]) -
     assert view.tolist() == [[-1.0, 0.0]]
 
 
-def test_nan_is_no_write(mirror: Mirror, layer: nn.Linear) -> None:
+def test_nan_does_not_count_as_a_write(mirror: Mirror, layer: nn.Linear) -> None:
     layer.weight.data.fill_(float("nan"))
     mirror.run(lambda: layer.weight.sum().item())
     view = layer.weight.detach().numpy()
@@ -320,7 +320,7 @@ def test_released_variables_are_plain(trained: tuple[Mirror, nn.Linear]) -> None
 
 
 @pytest.mark.parametrize("after_a_step", [False, True])
-def test_a_module_that_was_moved_is_named(after_a_step: bool, mirror: Mirror) -> None:
+def test_a_moved_module_is_named(after_a_step: bool, mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False))
     if after_a_step:
@@ -339,7 +339,7 @@ def test_a_module_that_was_moved_is_named(after_a_step: bool, mirror: Mirror) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_module_that_was_moved_to_a_gpu_is_named_until_it_is_back(mirror: Mirror, layer: nn.Linear) -> None:
+def test_a_module_moved_to_a_gpu_is_named_until_it_is_moved_back(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.training)
     weight = layer.weight
     layer.to("cuda")
@@ -381,7 +381,7 @@ def _dispatch_within(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, method: st
     monkeypatch.setattr(mirror.link, "call", call_slowly)
 
 
-def test_values_that_were_fetched_beside_a_dispatched_step_are_fetched_again(
+def test_values_fetched_during_a_dispatched_step_are_fetched_again(
     trained: tuple[Mirror, nn.Linear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, layer = trained
@@ -390,7 +390,7 @@ def test_values_that_were_fetched_beside_a_dispatched_step_are_fetched_again(
     assert layer.weight.tolist() == [[-1.0, 0.0]]
 
 
-def test_a_value_that_is_stored_in_one_thread_is_no_write_in_another(
+def test_values_fetched_in_one_thread_are_no_writes_in_another(
     trained: tuple[Mirror, nn.Linear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, layer = trained

@@ -103,7 +103,7 @@ def snapshot(root: dict[str, Any]) -> IdentitySnapshot | None:
     return snapshot_of(root, digest)
 
 
-def test_there_is_none_of_what_takes_no_weak_reference() -> None:
+def test_objects_without_weak_references_have_no_snapshot() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)])
     assert snapshot_of({"optimizer": weakref.ref(optimizer)}, Identity) is None
 
@@ -113,11 +113,11 @@ CIRCLE.append(CIRCLE)
 
 
 @pytest.mark.parametrize("value", [torch.zeros(2), {1, 2}, [torch.zeros(2)], CIRCLE])
-def test_there_is_none_of_what_changes_inside(value: Any) -> None:
+def test_mutable_objects_have_no_snapshot(value: Any) -> None:
     assert snapshot({"value": value}) is None
 
 
-def test_an_object_that_died_is_not_the_same() -> None:
+def test_a_snapshot_of_a_dead_object_does_not_match() -> None:
     root: dict[str, Any] = {"held": Handled()}
     seen = snapshot(root)
     assert seen is not None
@@ -139,7 +139,7 @@ nested_states = st.dictionaries(
 
 
 @given(nested_states, nested_states)
-def test_whoever_passes_has_no_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_matching_snapshots_mean_no_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
     seen = snapshot(before)
     assert seen is not None
     assert seen(before)

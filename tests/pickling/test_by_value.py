@@ -203,7 +203,7 @@ def test_values_of_a_users_module() -> None:
     assert reach().module_values(torch) == {}
 
 
-def test_nothing_is_asked_of_the_objects() -> None:
+def test_searching_objects_runs_no_code_of_theirs() -> None:
     assert reach().reaches([Surprising(TARGET)])
     assert not reach().reaches([Surprising(1)])
 
@@ -278,14 +278,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules["installed_package"]
 
 
-def test_what_is_installed() -> None:
+def test_installed_modules() -> None:
     assert all(
         map(is_installed, ("torch.nn", "torch.ops", "math", "json", "numpy.random", "raydist.core.values", "builtins"))
     )
     assert not any(map(is_installed, (__name__, "__main__", "raydist.testing.strategy_contract", "nowhere", None)))
 
 
-def test_what_pip_has_put_into_a_folder_of_another_name_is_installed(
+def test_packages_that_pip_put_into_another_folder_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `pip install --target` does; a module of the program beside it is none."""
@@ -302,7 +302,7 @@ def test_what_pip_has_put_into_a_folder_of_another_name_is_installed(
     assert not is_installed("put_beside")
 
 
-def test_an_installed_package_goes_by_name_and_is_not_walked(package: Any) -> None:
+def test_installed_packages_are_pickled_by_name(package: Any) -> None:
     looked_at: list[Any] = []
     found = ByValuePolicy(lambda obj: looked_at.append(obj) or isinstance(obj, torch.nn.Module))  # type: ignore[func-returns-value]
     for obj in (package.activation, package.quiet, package.Plain, package.Plain.forward):
@@ -313,14 +313,14 @@ def test_an_installed_package_goes_by_name_and_is_not_walked(package: Any) -> No
     assert package.silu not in looked_at
 
 
-def test_what_an_installed_package_makes_for_the_program_is_walked(package: Any) -> None:
+def test_objects_that_installed_packages_create_are_searched(package: Any) -> None:
     assert reach().by_value(package.scaled_by(direct))
     assert not reach().by_value(package.scaled_by(innocent))
     assert reach().by_value(type("Mine", (package.Plain,), {"__module__": __name__, "held": TARGET}))
 
 
 @pytest.mark.parametrize("name", ["installed_package.generated", "generated"])
-def test_a_module_that_no_import_finds_goes_by_value(
+def test_modules_that_cannot_be_imported_are_pickled_by_value(
     name: str, package: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As torch_geometric makes one for each kind of layer, from a temporary file."""
@@ -351,7 +351,7 @@ def test_functions_that_an_installed_package_makes_use_the_replicas_import_of_it
     assert made[0](torch.tensor(-2.0)) == package.silu(torch.tensor(-2.0)) * 2
 
 
-def test_a_function_in_the_place_of_an_installed_one_goes_by_value(package: Any) -> None:
+def test_a_function_that_replaces_an_installed_one_is_pickled_by_value(package: Any) -> None:
     original = package.activation
 
     @functools.wraps(original)
@@ -387,7 +387,7 @@ def here(obj: Any) -> Any:
     return loads(data, lambda pid: "the replica's")
 
 
-def test_cached_functions_and_properties_that_reach_a_mirrored_object_go_by_value(package: Any) -> None:
+def test_cached_functions_and_properties_that_use_a_mirrored_object_are_pickled_by_value(package: Any) -> None:
     arrived = here(cached)
     assert arrived() == "the replica's"
     assert arrived.cache_parameters() == {"maxsize": 2, "typed": False}
@@ -402,7 +402,7 @@ def test_weak_references_arrive() -> None:
     assert arrived[1]() is arrived[0]
 
 
-def test_a_method_that_the_program_replaced_in_an_installed_class_goes_along(package: Any) -> None:
+def test_a_replaced_method_of_an_installed_class_is_sent(package: Any) -> None:
     original = package.Twice.forward
     package.Twice.forward = lambda self, x: original(self, x) + 1
     data = dumps([package.Twice, package.Twice()], lambda obj: None, policy=reach())

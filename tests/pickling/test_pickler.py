@@ -164,7 +164,7 @@ def test_imported_classes(library: Any, mirror: Mirror) -> None:
     assert mirror.run(lambda: trainer.global_step(ONES)) == own
 
 
-def test_what_reaches_nothing_goes_by_name(library: Any, mirror: Mirror) -> None:
+def test_functions_without_mirrored_objects_are_pickled_by_name(library: Any, mirror: Mirror) -> None:
     assert mirror.run(lambda: library.untouched) == [library.untouched] * 2
     mirror.run(library.untouched, 1)
     assert mirror.bytes_of_last["function"] < 150
@@ -177,7 +177,7 @@ def test_many_functions(mirror: Mirror) -> None:
     assert len(mirror.replicas[0]._functions._functions) == 64
 
 
-def test_other_objects_are_copies_of_the_replica(mirror: Mirror) -> None:
+def test_other_objects_are_copied_to_replicas(mirror: Mirror) -> None:
     log: list[int] = []
 
     def step() -> int:
@@ -229,7 +229,7 @@ class Config:
         self.paths = [threading.Lock()]
 
 
-def test_unpicklable_names_the_way(mirror: Mirror) -> None:
+def test_errors_name_the_path_to_an_unpicklable_object(mirror: Mirror) -> None:
     lock, config = threading.Lock(), Config()
 
     def train_step() -> object:

@@ -60,7 +60,7 @@ def test_values_strides_and_dtypes(tensor: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("view", [torch.conj, lambda tensor: tensor.conj().imag], ids=["conjugated", "negated"])
-def test_views_that_show_their_memory_otherwise(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_conjugated_and_negated_views(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tensor = view(torch.tensor([1 + 2j, 3 - 1j]))
     assert torch.equal(through(tensor), tensor)
 
@@ -103,7 +103,7 @@ def optimizer() -> torch.optim.SGD:
     return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
 
 
-def test_what_a_program_puts_in_place_of_step_is_told() -> None:
+def test_replaced_step_methods_are_found() -> None:
     own: Any = optimizer()
     own.step = lambda *args: None
     told = r"this SGD was given another: <function .*register_step_pre_hook"
@@ -114,7 +114,7 @@ def test_what_a_program_puts_in_place_of_step_is_told() -> None:
     require_step_of_class(own)
 
 
-def test_a_scheduler_s_wrapper_is_none() -> None:
+def test_the_wrapper_of_a_scheduler_is_no_replaced_step_method() -> None:
     scheduled = optimizer()
     torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.9)
     require_step_of_class(scheduled)
@@ -128,7 +128,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def test_arguments_are_found_again() -> None:
+def test_arguments_of_torch_compile_are_recovered() -> None:
     compiled = torch.compile(double, backend="eager", dynamic=True, fullgraph=True)
     reduced = reduce_compiled(compiled)
     assert reduced is not None
@@ -140,7 +140,7 @@ def test_arguments_are_found_again() -> None:
     assert reduce_compiled(again)[1] == reduced[1]  # type: ignore[index]
 
 
-def test_inductor_options_are_found_again() -> None:
+def test_inductor_options_are_recovered() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, when inductor is imported
         reduced = reduce_compiled(torch.compile(double, mode="reduce-overhead"))
@@ -149,7 +149,7 @@ def test_inductor_options_are_found_again() -> None:
     assert "backend" not in reduced[1][1]
 
 
-def test_what_is_not_compiled() -> None:
+def test_functions_that_are_not_compiled() -> None:
     compiled = torch.compile(double, backend="eager")
     around = functools.wraps(compiled)(lambda x: compiled(x))
     assert original_of(double) is None
@@ -255,7 +255,7 @@ def test_parametrized_after_the_first_step_and_removed_again(mirror: Mirror) -> 
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.orthogonal])
-def test_ready_made(norm: Any, mirror: Mirror) -> None:
+def test_parametrizations_of_torch(norm: Any, mirror: Mirror) -> None:
     with mirror.scope():
         layer = norm(nn.Linear(2, 2))
     results = mirror.run(lambda: layer(torch.ones(2)).detach())
@@ -309,13 +309,13 @@ def test_the_largest_whole_numbers_arrive(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.uint64])
-def test_what_is_no_plain_number_is_an_array(dtype: torch.dtype) -> None:
+def test_numbers_that_are_not_plain_are_packed_as_tensors(dtype: torch.dtype) -> None:
     one = torch.tensor(3, dtype=dtype)
     assert isinstance(pack_tensor(one), PackedTensor)
     assert torch.equal(travelled(one), one)
 
 
-def test_the_graph_stays_behind_and_later_changes_do_not_show() -> None:
+def test_values_are_detached_copies() -> None:
     loss = torch.ones((), requires_grad=True) * 2
     rows = torch.zeros(3)
     kept, array = pack_tensor(loss), pack_tensor(rows)
@@ -326,7 +326,7 @@ def test_the_graph_stays_behind_and_later_changes_do_not_show() -> None:
     assert array.unpack().tolist() == [0, 0, 0]
 
 
-def test_what_numpy_does_not_know_is_a_tensor() -> None:
+def test_sparse_tensors_are_packed_as_torch_tensors() -> None:
     sparse = torch.eye(2).to_sparse()
     packed = pack_tensor(sparse)
     assert isinstance(packed, torch.Tensor)
@@ -353,5 +353,5 @@ class Packed:
         StepResult(flatten({"b": 1, "a": (2, None)})[1], (1, 2, None)),
     ],
 )
-def test_what_is_read_back_is_equal(value: object) -> None:
+def test_unpickled_values_are_equal(value: object) -> None:
     assert pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)) == value

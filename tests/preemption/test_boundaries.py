@@ -1,4 +1,4 @@
-"""The preemption flag, and leaving between two steps: all save, then handlers run, then the process ends."""
+"""The preemption flag, and the end between two steps: all save, then handlers run, then the process ends."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Watcher:
     def before_step(self, boundary: int) -> None:
         self.told.append(f"step {self.name}")
 
-    def save_to_leave(self, reason: str, *, undone: int | None) -> Preempted:
+    def save_before_exit(self, reason: str, *, undone: int | None) -> Preempted:
         self.told.append(f"save {self.name} {'now' if undone is None else 'before draw'}: {reason}")
         self.during()
         return Preempted(message=self.name)
@@ -113,14 +113,14 @@ def test_all_save_then_handlers_run_then_the_process_ends() -> None:
     first, second = Watcher(told, "a", boundaries.pass_boundary), Watcher(told, "b")
     boundaries.watch(first)
     boundaries.watch(second)
-    boundaries.leave(before_draw=False)
+    boundaries.end_if_preempted(before_draw=False)
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(Preempted) as ended:
         boundaries.pass_boundary()
     assert (ended.value.code, str(ended.value)) == (42, "a")
     assert told == [f"save {name} before draw: it received SIGTERM" for name in "ab"] + ["handler"]
     with pytest.raises(Preempted):
-        boundaries.leave(before_draw=False)
+        boundaries.end_if_preempted(before_draw=False)
     boundaries.unwatch(first)
     boundaries.unwatch(second)
     boundaries.pass_boundary()
@@ -145,7 +145,7 @@ def test_functions_that_wait_are_given_up_and_what_was_drawn_for_them_is_undone(
 
         first_undoable = 4
 
-        def save_to_leave(self, reason: str, *, undone: int | None) -> Preempted:
+        def save_before_exit(self, reason: str, *, undone: int | None) -> Preempted:
             return Preempted(message=f"{reason}; undone from {undone}")
 
     watcher, empty, queue = Undoes(told, "a"), Queue(), Queue(3, 5, 6)
@@ -154,7 +154,7 @@ def test_functions_that_wait_are_given_up_and_what_was_drawn_for_them_is_undone(
         boundaries.add_queue(each)
     boundaries.flag.reason = "it received SIGTERM"
     with pytest.raises(Preempted, match="before 2 functions that were scheduled had begun.* undone from 5"):
-        boundaries.leave(before_draw=False)
+        boundaries.end_if_preempted(before_draw=False)
     del queue, each
     gc.collect()
     with pytest.raises(Preempted, match="SIGTERM; undone from 1"):
@@ -162,11 +162,11 @@ def test_functions_that_wait_are_given_up_and_what_was_drawn_for_them_is_undone(
     boundaries.unwatch(watcher)
 
 
-def test_draws_within_an_undivided_run_are_no_boundaries() -> None:
+def test_ignored_draws_are_no_boundaries() -> None:
     boundaries, watcher = Boundaries(), Watcher([], "a")
     boundaries.watch(watcher)
     assert boundaries.step_watchers() == [watcher]
-    with boundaries.undivided():
+    with boundaries.ignore_draws():
         assert boundaries.step_watchers() == ()
     assert boundaries.step_watchers() == [watcher]
     boundaries.unwatch(watcher)

@@ -19,7 +19,7 @@ from raydist.strategies.tpu import TpuRequest
 from raydist.testing.strategy_contract import check_program
 from raydist.testing.training_program import Program
 from raydist.tpu_slices.inventory import SliceShape
-from tests.checkpoints.loops.training import How, check_left_at_a_draw, check_saves_after_draws
+from tests.checkpoints.loops.training import TrainingOptions, check_preemption_at_a_draw, check_saves_after_draws
 from tests.contracts.exchange_program import check_exchanges
 from tests.xla_world import IS_REAL, TPU_LIMIT_S
 
@@ -74,10 +74,10 @@ def test_gradients_of_chips_are_those_of_one_device(tpu: rd.TPUStrategy) -> None
 
 @pytest.mark.ray
 @pytest.mark.timeout(TPU_LIMIT_S)
-def test_chips_save_after_draws_and_are_left_at_one(tpu: rd.TPUStrategy, tmp_path: Path) -> None:
-    how = How(dropout=0.0)  # the chips of a host share the generator of its CPU
-    check_saves_after_draws(tpu, tmp_path / "saves", how)
-    check_left_at_a_draw(tpu, tmp_path / "left", how)
+def test_loops_on_chips_save_and_are_preempted_at_draws(tpu: rd.TPUStrategy, tmp_path: Path) -> None:
+    options = TrainingOptions(dropout=0.0)  # the chips of a host share the generator of its CPU
+    check_saves_after_draws(tpu, tmp_path / "saves", options)
+    check_preemption_at_a_draw(tpu, tmp_path / "preempted", options)
 
 
 @pytest.mark.ray

@@ -1,4 +1,4 @@
-"""Runs that draw batches themselves, without actors: replicas are threads, and the driver is beside them."""
+"""Loops in replicas, without actors: each replica is a thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from raydist.checkpoints.run_directory import RunDirectory
 from raydist.checkpoints.saves import ManagerSaves
 from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest, ShardTerms, ShardWriter
 from raydist.checkpoints.watch import ManagerWatch
-from raydist.cluster.preemption import undivided_run, unwatch_steps, watch_steps
+from raydist.cluster.preemption import ignore_draws, unwatch_steps, watch_steps
 from raydist.core.errors import DeadlineExceededError
 from raydist.distributed_dataset import DistributedIterator
 
@@ -53,7 +53,7 @@ def _sent(value: T) -> T:
 
 
 class Rank:
-    """A `ReplicaSide` with objects of its own, by handles."""
+    """A `ReplicaSide` with its own objects, by handle."""
 
     def __init__(self, rank: int, num_ranks: int, objects: Mapping[int, Any]) -> None:
         self.objects = dict(objects)
@@ -65,7 +65,7 @@ class Rank:
         return self.objects[handle]
 
     def settle(self) -> None:
-        """Nothing is agreed on."""
+        """Do nothing: there is nothing to settle."""
 
     def leave(self) -> None:
         self.num_left += 1
@@ -84,8 +84,8 @@ class Host:
     """A `LoopHost` whose replicas are threads.
 
     Args:
-        objects: What each replica has, by handle.
-        handles: Of the driver's objects.
+        objects: Creates the objects of a replica, by handle.
+        handles: The driver's objects with their handles.
     """
 
     limit_s = 20.0
@@ -119,7 +119,7 @@ class Host:
             run.result(20)
 
     def run(self, part: ManagedLoop, body: Callable[[ReplicaLoop, Rank], Any], step: int = 3) -> DriverLoop:
-        """Run `body` on every rank, watched by a driver's half."""
+        """Run `body` on every rank, watched by a `DriverLoop`."""
         loop = DriverLoop(self, [part])
         command = _sent(loop.command())
 
@@ -150,7 +150,7 @@ def managed(run: RunDirectory, iterators: list[Any], **objects: Any) -> tuple[Ma
     return ManagedLoop("key", saves, 42, iterators, asynchronous=True), saves
 
 
-def test_what_the_driver_has_is_that_of_the_runs_beginning(run: RunDirectory) -> None:
+def test_objects_of_the_driver_are_saved_as_they_were_when_the_run_began(run: RunDirectory) -> None:
     state = rd.State(epoch=1)
     part, _ = managed(run, [], state=state)
     host = Host(1, dict, [])
@@ -171,7 +171,7 @@ def _begun(host: Host, request: ShardRequest) -> DispatchedSave:
     return DispatchedSave(lambda: host.shards(0, request.token), limit_s=30.0)
 
 
-def test_datasets_and_iterators_are_where_the_replicas_are(run: RunDirectory) -> None:
+def test_positions_of_datasets_and_iterators_are_those_of_the_replicas(run: RunDirectory) -> None:
     data = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(8).batch(2))
     iterator, other = iter(data), iter(rd.Dataset.range(3))
     next(iterator)
@@ -191,19 +191,19 @@ def test_datasets_and_iterators_are_where_the_replicas_are(run: RunDirectory) ->
     assert len(list(data)) == 4, "an epoch that has ended is followed by a new one"
 
 
-@pytest.mark.parametrize(("counter", "told"), [(None, (None, 0)), ("known", (5, 0)), (lambda: 7, (None, 7))])
-def test_what_only_the_driver_counts_is_told_as_it_is_when_the_run_begins(
-    run: RunDirectory, counter: Any, told: tuple[int | None, int]
+@pytest.mark.parametrize(("counter", "expected"), [(None, (None, 0)), ("known", (5, 0)), (lambda: 7, (None, 7))])
+def test_the_command_has_the_step_at_the_beginning_of_the_run(
+    run: RunDirectory, counter: Any, expected: tuple[int | None, int]
 ) -> None:
     saves = ManagerSaves(contents_of(rd.Checkpoint(state=rd.State())), run, SaveInterval(), counter)
     host = Host(1, dict, [("known", 5)])
     command = ManagedLoop("key", saves, 42, [], asynchronous=True).command(host)
     host.close()
-    assert (command.counter, command.step) == told
+    assert (command.counter, command.step) == expected
     assert command.counts_calls == (counter is None)
 
 
-def test_a_failure_is_told_and_does_not_keep_the_process(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_failed_last_save_does_not_keep_the_process_alive(run: RunDirectory, tmp_path: Path) -> None:
     part, saves = managed(run, [], state=rd.State())
     host = Host(1, dict, [])
     part.command(host)
@@ -214,7 +214,7 @@ def test_a_failure_is_told_and_does_not_keep_the_process(run: RunDirectory, tmp_
     assert outcome.failures == 1
     assert outcome.preempted is part.preempted
     assert "it received SIGTERM. It could not be saved" in str(outcome.preempted)
-    saves.writer.close()  # nobody is told again
+    saves.writer.close()  # raises nothing: the error is already reported
 
 
 MODEL = torch.nn.Linear(1, 1, bias=False)
@@ -249,14 +249,14 @@ def saved(path: Path) -> float:
     return float(load_file(path / "model.safetensors")["weight"])
 
 
-def test_saves_have_the_state_of_their_call_and_count_once(host: Host, saves: ManagerSaves, tmp_path: Path) -> None:
+def test_a_save_has_the_state_of_its_call(host: Host, saves: ManagerSaves, tmp_path: Path) -> None:
     def body(loop: ReplicaLoop, rank: Rank) -> None:
         for step in range(1, 6):
             loop.draw()
             set_weight(rank, step)
             time.sleep(0.001 if rank is host.ranks[0] else 0.01)
             loop.save("key")
-            set_weight(rank, -1.0)  # what was copied stays
+            set_weight(rank, -1.0)  # the saved copy keeps the step
 
     loop = host.run(part_of(saves), body)
     loop.settle()
@@ -293,7 +293,7 @@ def test_replicas_stop_at_the_same_draw_and_raise_after_the_commit(
     assert saved(tmp_path / "ckpt-0") == drawn[0]
 
 
-def test_a_run_that_has_ended_before_is_not_left(host: Host, saves: ManagerSaves) -> None:
+def test_a_run_that_ends_first_is_not_preempted(host: Host, saves: ManagerSaves) -> None:
     go, watch = threading.Event(), ManagerWatch(saves, 42)
     watch_steps(watch)
 
@@ -306,11 +306,11 @@ def test_a_run_that_has_ended_before_is_not_left(host: Host, saves: ManagerSaves
     time.sleep(0.1)  # it is held meanwhile
     go.set()
     loop.settle()
-    assert "could not be saved" not in str(watch.save_to_leave("why", undone=None))
+    assert "could not be saved" not in str(watch.save_before_exit("why", undone=None))
     unwatch_steps(watch)
 
 
-def test_what_a_replica_raises_is_raised_where_the_run_is_waited_for(host: Host, saves: ManagerSaves) -> None:
+def test_errors_of_replicas_are_raised_by_settle(host: Host, saves: ManagerSaves) -> None:
     def body(loop: ReplicaLoop, rank: Rank) -> None:
         raise ValueError("bad row")
 
@@ -318,7 +318,7 @@ def test_what_a_replica_raises_is_raised_where_the_run_is_waited_for(host: Host,
         host.run(part_of(saves), body).settle()
 
 
-def test_a_driver_whose_replicas_are_gone_stops_asking(
+def test_the_driver_stops_asking_replicas_that_are_gone(
     host: Host, saves: ManagerSaves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = host.run(part_of(saves), lambda own, rank: None)
@@ -333,19 +333,19 @@ def test_a_driver_whose_replicas_are_gone_stops_asking(
 
 
 def distributed_iterator() -> DistributedIterator:
-    """One that has not begun, and needs nobody."""
+    """Return an iterator that has not begun, without replicas."""
     job: Any = SimpleNamespace(state=None, label="nothing")
     nobody: Any = None
     return DistributedIterator(nobody, job, find_spec=lambda: None, drain=lambda: None)
 
 
-def test_only_runs_that_are_given_iterators_while_somebody_watches(tmp_path: Path) -> None:
+def test_loops_need_an_iterator_and_a_watching_manager(tmp_path: Path) -> None:
     host, iterator = Host(1, dict, []), distributed_iterator()
     assert begin_loop(((iterator,), {}), host) is None
     with rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 1) as manager:
         manager.watch()
         assert begin_loop(((1, "text"), {}), host) is None
-        with undivided_run():
+        with ignore_draws():
             assert begin_loop(((iterator,), {}), host) is None
         loop = begin_loop(((1, {"nested": iterator}), {}), host)
         assert loop is not None
@@ -354,7 +354,7 @@ def test_only_runs_that_are_given_iterators_while_somebody_watches(tmp_path: Pat
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whoever_is_behind_catches_up_and_all_have_drawn_the_same(seed: int) -> None:
+def test_all_gates_stop_after_the_same_draw(seed: int) -> None:
     pace = random.Random(seed)
     gates, drawn = [DrawGate(20.0) for _ in range(4)], [0] * 4
 
@@ -373,10 +373,10 @@ def test_whoever_is_behind_catches_up_and_all_have_drawn_the_same(seed: int) -> 
     for thread in threads:
         thread.join(20)
     assert drawn == [last] * 4
-    assert gates[0].draw(), "it stays shut"
+    assert gates[0].draw(), "the gate stays closed"
 
 
-def test_who_is_held_waits_and_may_go_on() -> None:
+def test_a_held_gate_waits_until_it_may_go_on() -> None:
     gate = DrawGate(20.0)
     assert not gate.draw()
     assert gate.hold() == 1
@@ -395,7 +395,7 @@ def test_who_is_held_waits_and_may_go_on() -> None:
     assert gate.hold() == 2
 
 
-def test_a_driver_that_says_nothing_is_an_error() -> None:
+def test_a_gate_does_not_wait_for_the_driver_forever() -> None:
     gate = DrawGate(0.01)
     gate.hold()
     with pytest.raises(DeadlineExceededError, match=r"within 0\.01 s \(Timeouts\.step_s\) at which batch"):
@@ -409,7 +409,7 @@ def loop_of(limit_s: float = 0.05, **options: Any) -> ReplicaLoop:
     return ReplicaLoop(3, LoopCommand((ManagerCommand("key", "/runs", "ckpt", **settings),), limit_s), side)
 
 
-def test_counts_go_on_where_the_drivers_were() -> None:
+def test_counts_continue_from_the_counts_of_the_driver() -> None:
     one = loop_of(objects={"model": 1})
     saved = [one.save("key") for _ in range(3)]
     assert [each is not None for each in saved] == [True, False, True]
@@ -419,7 +419,7 @@ def test_counts_go_on_where_the_drivers_were() -> None:
     assert report.counts == {"key": LoopCount(4, 4)}
 
 
-def test_a_variable_counts_and_what_is_no_variable_cannot() -> None:
+def test_the_step_counter_must_be_a_variable() -> None:
     saved = loop_of(counts_calls=False, counter=2).save("key")
     assert saved is not None
     assert saved.path == "/runs/ckpt-7"
@@ -431,8 +431,8 @@ def test_a_variable_counts_and_what_is_no_variable_cannot() -> None:
     ("options", "number"),
     [({"counts_calls": False, "counter": 2}, 7), ({"counts_calls": False, "step": 5}, 5), ({"step": 5}, 1)],
 )
-def test_a_process_is_left_whatever_counts_the_steps(options: dict[str, Any], number: int) -> None:
-    one, left = loop_of(20.0, **options), rd.Preempted(message="why")
+def test_preemption_with_each_kind_of_step_counter(options: dict[str, Any], number: int) -> None:
+    one, preempted = loop_of(20.0, **options), rd.Preempted(message="why")
     one.gate.hold()
     one.gate.stop_after(0)
     with ThreadPoolExecutor(1) as thread:
@@ -440,7 +440,7 @@ def test_a_process_is_left_whatever_counts_the_steps(options: dict[str, Any], nu
         while not (requested := one.report(ended=False).requested):
             assert not drawing.done()
         assert (requested[0].number, requested[0].is_last) == (number, True)
-        one.end_save(requested[0].token, SaveOutcome(preempted=left))
+        one.end_save(requested[0].token, SaveOutcome(preempted=preempted))
         with pytest.raises(rd.Preempted, match="why"):
             drawing.result(20)
     with pytest.raises(rd.Preempted, match="why"):
@@ -448,7 +448,7 @@ def test_a_process_is_left_whatever_counts_the_steps(options: dict[str, Any], nu
     assert one._side.num_left == 1  # type: ignore[attr-defined]  # a Rank of tests
 
 
-def test_a_handle_tells_what_has_become_of_it_and_the_third_failure_is_raised() -> None:
+def test_handles_raise_the_error_of_their_save_and_the_third_failure_ends_the_run() -> None:
     one = loop_of(interval=SaveInterval())
     for number in range(3):
         handle = one.save("key", 9)
@@ -465,19 +465,19 @@ def test_a_handle_tells_what_has_become_of_it_and_the_third_failure_is_raised() 
 
 
 @pytest.mark.parametrize(
-    ("asked", "options", "said"),
+    ("given", "options", "message"),
     [
         ({"key": "other"}, {}, "must be open and watching"),
         ({"number": -1}, {}, "must be an int >= 0, got -1"),
         ({"metrics": {"a": 1.0}}, {"metric": "loss"}, "must have 'loss', which `best` names, got a"),
     ],
 )
-def test_bad_input(asked: dict[str, Any], options: dict[str, Any], said: str) -> None:
-    with pytest.raises(rd.RaydistError, match=said):
-        loop_of(**options).save(**{"key": "key", "check_interval": False, **asked})
+def test_bad_input(given: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(rd.RaydistError, match=message):
+        loop_of(**options).save(**{"key": "key", "check_interval": False, **given})
 
 
-def test_a_run_is_unknown_then_under_way_then_over() -> None:
+def test_reports_before_during_and_after_a_run() -> None:
     loops = ReplicaLoops(ShardWriter(0, 1, torch.device("cpu")))
     assert loops.report(4) is None
     assert loops.hold(4) is None
@@ -498,7 +498,7 @@ def test_a_step_that_is_given_its_batch_cannot_save() -> None:
         ManagerProxy("key").save()
 
 
-def test_all_else_is_the_drivers() -> None:
+def test_replicas_can_only_save() -> None:
     with pytest.raises(rd.FailedPreconditionError, match="'checkpoints' was asked for"):
         _ = ManagerProxy("key").checkpoints
     assert not hasattr(ManagerProxy("key"), "_missing")

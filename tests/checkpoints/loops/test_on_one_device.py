@@ -1,4 +1,4 @@
-"""Loops under `OneDeviceStrategy`: the same boundaries, in this process."""
+"""Loops under `OneDeviceStrategy`, in this process: saves between draws, preemption at a draw."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 24
 
 
 def drawn(iterator: Any, *, optional: bool) -> Iterator[torch.Tensor]:
-    """All batches, drawn in one way or another."""
+    """Yield all batches, drawn by `next` or by `get_next_as_optional`."""
     if not optional:
         yield from iterator
     while (found := iterator.get_next_as_optional()).has_value():
@@ -27,7 +27,7 @@ def drawn(iterator: Any, *, optional: bool) -> Iterator[torch.Tensor]:
 
 
 def run(directory: Path, *, at: int | None, every: int | None = None, optional: bool = False) -> list[list[int]]:
-    """One epoch by one call of `run`; SIGTERM comes in step `at`. What steps have seen."""
+    """Run one epoch with SIGTERM in step `at`, and return the batches that steps have seen."""
     strategy, seen = OneDeviceStrategy("cpu"), list[list[int]]()
     data = strategy.distribute_dataset(rd.Dataset.range(ROWS).shuffle(ROWS, seed=3).batch(4))
     progress = rd.State(step=0)
@@ -52,7 +52,7 @@ def run(directory: Path, *, at: int | None, every: int | None = None, optional: 
 @pytest.mark.parametrize(
     ("at", "every", "optional"), [(1, None, False), (1, 2, True), (4, 2, False), (6, None, True), (6, 2, False)]
 )
-def test_each_draw_is_a_boundary(tmp_path: Path, at: int, every: int | None, optional: bool) -> None:
+def test_a_preempted_run_stops_at_the_next_draw(tmp_path: Path, at: int, every: int | None, optional: bool) -> None:
     whole = run(tmp_path / "whole", at=None)
     first = run(tmp_path / "run", at=at, every=every, optional=optional)
     rest = run(tmp_path / "run", at=None, optional=optional)
@@ -78,7 +78,7 @@ def test_a_fit_in_several_steps_a_call_is_not_divided(tmp_path: Path) -> None:
     calls: list[int] = []
 
     class Terminate(rd.Callback):
-        """Ends the process after the first call."""
+        """A callback that sends SIGTERM after the first call."""
 
         def on_train_batch_end(self, batch: int, logs: object = None) -> None:
             calls.append(batch)
@@ -91,7 +91,7 @@ def test_a_fit_in_several_steps_a_call_is_not_divided(tmp_path: Path) -> None:
     assert calls == [3]
 
 
-def test_what_is_left_of_a_closed_strategy_is_saved_as_it_is(tmp_path: Path) -> None:
+def test_variables_of_a_closed_strategy_can_be_saved(tmp_path: Path) -> None:
     strategy = OneDeviceStrategy("cpu")
     with strategy.scope():
         model = torch.nn.Linear(1, 1)

@@ -1,4 +1,4 @@
-"""Loops in replicas: each draw is a boundary, at which they save, and at which a process that is to end is left."""
+"""Loops in replicas: they save between draws, and a preempted run stops at a draw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torchmetrics import MeanMetric
 
 import raydist as rd
-from tests.checkpoints.loops.training import How, check_left_at_a_draw, check_saves_after_draws, names
+from tests.checkpoints.loops.training import TrainingOptions, check_preemption_at_a_draw, check_saves_after_draws, names
 from tests.conftest import live_actors
 from tests.shared_strategies import dispatching_thread, use_once
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 
 class AverageEach(rd.StrategyHooks):
-    """Each replica steps on gradients of its own; after each batch they take the mean of what they have then."""
+    """Each replica steps with gradients of its own; after each batch the parameters become their mean."""
 
     exchanges_gradients = False
 
@@ -30,7 +30,7 @@ class AverageEach(rd.StrategyHooks):
 
 
 class Averaging(rd.OneNodeStrategy):
-    """A strategy of one's own."""
+    """A user's strategy."""
 
     def replica_rules(self) -> rd.StrategyHooks:
         return AverageEach()
@@ -59,22 +59,23 @@ def pair(ray_cluster: None, request: pytest.FixtureRequest) -> rd.Strategy:
     return found if request.param == "averaging" else found(2)  # type: ignore[no-any-return]  # a strategy
 
 
-def how(strategy: rd.Strategy) -> How:
-    """Within a batch the first replica holds what it had before they took the mean."""
-    return How(optimizer=torch.optim.SGD, mid_batch=False) if isinstance(strategy, Averaging) else How()
+def options(strategy: rd.Strategy) -> TrainingOptions:
+    """Return the options; before the end of a batch the replicas of `Averaging` differ."""
+    averages = isinstance(strategy, Averaging)
+    return TrainingOptions(optimizer=torch.optim.SGD, mid_batch=False) if averages else TrainingOptions()
 
 
 @pytest.mark.parametrize("pair", KINDS, indirect=True)
-def test_replicas_save_after_draws_and_each_is_a_whole_checkpoint(pair: rd.Strategy, tmp_path: Path) -> None:
-    check_saves_after_draws(pair, tmp_path, how(pair))
+def test_replicas_save_between_draws(pair: rd.Strategy, tmp_path: Path) -> None:
+    check_saves_after_draws(pair, tmp_path, options(pair))
 
 
 @pytest.mark.parametrize("pair", KINDS, indirect=True)
-def test_a_process_that_is_to_end_is_left_at_a_draw(pair: rd.Strategy, tmp_path: Path) -> None:
-    check_left_at_a_draw(pair, tmp_path, how(pair))
+def test_a_preempted_run_stops_at_a_draw(pair: rd.Strategy, tmp_path: Path) -> None:
+    check_preemption_at_a_draw(pair, tmp_path, options(pair))
 
 
-def test_what_replicas_count_apart_is_merged_where_they_save(
+def test_running_statistics_of_replicas_are_merged_in_saves(
     mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
 ) -> None:
     strategy = mirrored(2)
@@ -105,7 +106,7 @@ def test_what_replicas_count_apart_is_merged_where_they_save(
         assert float(mean.compute()) == mean_end
 
 
-def test_all_that_a_checkpoint_has_is_of_the_same_draw(
+def test_everything_in_a_checkpoint_is_from_the_same_draw(
     mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
 ) -> None:
     """Modules of which the function uses parts, metrics in modules, gradients that no step has used."""

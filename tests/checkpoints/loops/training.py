@@ -1,4 +1,4 @@
-"""A training whose loop runs in the replicas, and what must hold of it under every strategy."""
+"""A training whose loop runs in the replicas, and checks of it for every strategy."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import torch
 
 import raydist as rd
 
-__all__ = ["How", "check_left_at_a_draw", "check_saves_after_draws", "names"]
+__all__ = ["Training", "TrainingOptions", "check_preemption_at_a_draw", "check_saves_after_draws", "names"]
 
 ROWS = 24
 
 
 @dataclass(frozen=True)
-class How:
-    """What a strategy can repeat to the bit.
+class TrainingOptions:
+    """Options by which a strategy repeats the training to the bit.
 
     Attributes:
-        dropout: Where each replica has random numbers of its own.
-        optimizer: One that remembers nothing where replicas remember different things.
-        mid_batch: Also from a save within a batch.
+        dropout: The probability; 0 where replicas share a generator of random numbers.
+        optimizer: One without state where the state differs between replicas.
+        mid_batch: Also resume from a save before the end of a step.
     """
 
     dropout: float = 0.5
@@ -36,20 +36,20 @@ class How:
     mid_batch: bool = True
 
 
-DEFAULT = How()
+DEFAULT = TrainingOptions()
 
 
 class Training:
-    """A small model, trained by a loop in the replicas. What each step has seen is in a buffer."""
+    """A small model, trained by a loop in the replicas."""
 
-    def __init__(self, strategy: rd.Strategy, directory: Path, how: How, **options: Any) -> None:
+    def __init__(self, strategy: rd.Strategy, directory: Path, training: TrainingOptions, **options: Any) -> None:
         torch.manual_seed(1)
         self.strategy = strategy
         with strategy.scope():
             self.model = torch.nn.Sequential(
-                torch.nn.Linear(1, 4), torch.nn.Dropout(how.dropout), torch.nn.Linear(4, 1)
+                torch.nn.Linear(1, 4), torch.nn.Dropout(training.dropout), torch.nn.Linear(4, 1)
             ).double()
-            self.optimizer = how.optimizer(self.model.parameters(), lr=0.1)
+            self.optimizer = training.optimizer(self.model.parameters(), lr=0.1)
         self.progress = rd.State(epoch=0)
         data = rd.Dataset.range(ROWS).shuffle(ROWS, seed=3).batch(4)
         self.data = strategy.distribute_dataset(data)
@@ -89,9 +89,9 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if path.name.startswith("ckpt"))
 
 
-def check_saves_after_draws(strategy: rd.Strategy, tmp_path: Path, how: How = DEFAULT) -> None:
-    """Replicas save after draws, and each is a whole checkpoint, with which a run goes on to the same end."""
-    whole = Training(strategy, tmp_path / "run", how, checkpoint_interval=2)
+def check_saves_after_draws(strategy: rd.Strategy, tmp_path: Path, options: TrainingOptions = DEFAULT) -> None:
+    """Check that replicas save between draws, and that a run resumed from such a checkpoint ends the same."""
+    whole = Training(strategy, tmp_path / "run", options, checkpoint_interval=2)
     with whole.manager as manager:
         manager.restore_or_initialize()
         whole.strategy.run(whole.loop(), args=(iter(whole.data), None, True))
@@ -99,9 +99,9 @@ def check_saves_after_draws(strategy: rd.Strategy, tmp_path: Path, how: How = DE
         assert manager._saves.calls == 6, "counted once, whatever number of replicas calls"
         assert names(tmp_path / "run") == ["ckpt-2", "ckpt-4", "ckpt-6"]
         end = whole.values()
-    if not how.mid_batch:
+    if not options.mid_batch:
         return
-    rest = Training(strategy, tmp_path / "other", how, checkpoint_interval=2)
+    rest = Training(strategy, tmp_path / "other", options, checkpoint_interval=2)
     with rest.manager as manager:
         manager.watch()
         rest.checkpoint.restore(tmp_path / "run" / "ckpt-4")
@@ -112,14 +112,14 @@ def check_saves_after_draws(strategy: rd.Strategy, tmp_path: Path, how: How = DE
         assert equal(rest.values(), end)
 
 
-def check_left_at_a_draw(strategy: rd.Strategy, tmp_path: Path, how: How = DEFAULT) -> None:
-    """A process that is to end is left at a draw, and another one comes to the same end."""
-    whole = Training(strategy, tmp_path / "whole", how)
+def check_preemption_at_a_draw(strategy: rd.Strategy, tmp_path: Path, options: TrainingOptions = DEFAULT) -> None:
+    """Check that SIGTERM ends the run at a draw, and that the resumed run ends the same."""
+    whole = Training(strategy, tmp_path / "whole", options)
     with whole.manager as manager:
         manager.restore_or_initialize()
         whole.strategy.run(whole.loop(), args=(iter(whole.data), None, False))
         end = whole.values()
-    first = Training(strategy, tmp_path / "run", how)
+    first = Training(strategy, tmp_path / "run", options)
     ready = str(tmp_path / "ready")
 
     def terminate() -> None:
@@ -134,7 +134,7 @@ def check_left_at_a_draw(strategy: rd.Strategy, tmp_path: Path, how: How = DEFAU
         first.strategy.run(first.loop(), args=(iter(first.data), ready, False))
     thread.join()
     assert ended.value.code == 42
-    rest = Training(strategy, tmp_path / "run", how)
+    rest = Training(strategy, tmp_path / "run", options)
     with rest.manager as manager:
         assert manager.restore_or_initialize() is not None
         done = rest.strategy.run(rest.loop(), args=(iter(rest.data), None, False))
