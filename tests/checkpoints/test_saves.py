@@ -105,9 +105,10 @@ def test_the_count_continues_after_a_restore(saves: ManagerSaves) -> None:
     saves.calls = 5
     saves.save(9, None, here=True).wait()
     (found,) = saves.run.find()
-    saves.calls = 0
+    saves.calls, saves.last_save = 0, -1.0
     saves.continue_from(found)
     assert (saves.calls, saves.last_step) == (5, 5)
+    assert saves.last_save > 0, "seconds between saves count from the restore"
     found.details["calls"] = "many"
     saves.continue_from(found)
     assert saves.calls == 9

@@ -65,6 +65,17 @@ def test_zero_grad_on_the_driver_costs_no_fetch(trained: Trained) -> None:
     assert "collect_gradients" not in mirror.link.calls
 
 
+def test_a_gradient_set_to_none_stays_none_when_another_is_read() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        layer = nn.Linear(2, 1)
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    layer.weight.grad = None
+    assert layer.bias.grad is not None
+    assert layer.weight.grad is None
+    assert gradients(mirror, layer) == [None, None]
+
+
 def test_zero_grad_on_the_driver_that_keeps_zeros(trained: Trained) -> None:
     mirror, layer, optimizer = trained
     optimizer.zero_grad(set_to_none=False)

@@ -135,6 +135,7 @@ def test_aliases_are_known_while_they_live(share: Callable[[Any], Any]) -> None:
 )
 def test_memory_with_an_untracked_alias(share: Callable[[Any], Any]) -> None:
     _, layer = mirrored()
+    assert not record_of(layer.weight).aliases.exist(layer.weight)
     alias = share(layer.weight)
     assert record_of(layer.weight).aliases.exist(layer.weight)
     del alias

@@ -181,7 +181,7 @@ def test_a_step_that_draws_from_none_is_no_loop(arguments: Any, peers: Any) -> N
     loops = ReplicaLoops(mock.create_autospec(ShardWriter, instance=True))
     with draws(loops).bound(arguments, StepHeader(7, 0, _HEADER.payload, loop=LoopCommand((), 5.0)), peers):
         assert peers.loop is None
-    assert loops.news(7) is None
+    assert loops.report(7) is None
 
 
 def enter_scope(view: ReplicaView) -> None:
