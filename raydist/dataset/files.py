@@ -16,14 +16,13 @@ from raydist.pipelines.formats.tar_samples import SampleMembers
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.map import MapOp, split_label
 from raydist.pipelines.ops.nested import graph_of
+from raydist.pipelines.ops.record_files import RecordFilesOp, list_files_op
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.sources.columnar_files import parquet_op
 from raydist.pipelines.sources.csv_files import csv_op
 from raydist.pipelines.sources.file_format import TarFormat
-from raydist.pipelines.sources.file_names import list_files_op
 from raydist.pipelines.sources.json_files import json_op
 from raydist.pipelines.sources.numpy_files import numpy_op
-from raydist.pipelines.sources.record_files import RecordFilesOp
 from raydist.pipelines.stored.read import checked_manifest, saved_op, shards_op
 
 _BYTES = TensorSpec((), bytes)

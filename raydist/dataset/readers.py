@@ -8,8 +8,8 @@ from raydist.dataset import Dataset
 from raydist.dataset.base import named
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES
+from raydist.pipelines.ops.record_files import RecordFilesOp
 from raydist.pipelines.sources.file_format import FixedLengthFormat, TextLineFormat, TFRecordFormat
-from raydist.pipelines.sources.record_files import RecordFilesOp
 
 
 def TFRecordDataset(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from raydist.core.errors import FailedPreconditionError
 from raydist.options import Timeouts
@@ -25,12 +26,74 @@ from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import ResumableProducer, SpecGuard, read_item
 from raydist.pipelines.engine.resume import read_items
-from raydist.pipelines.ops.nested import Opener
 
 _FIRST_NAP_S = 0.0002  # between two checks for a ready slot; doubled up to the last
 _LAST_NAP_S = 0.005
 _MAX_ROWS = 4096  # elements combined at a time
 _MAX_STATE = 4096  # characters of state for all slots; datasets with longer states are read again from their beginnings
+
+
+class Opener(ABC):
+    """Interface of a reader of inputs that opens a dataset for each.
+
+    Attributes:
+        name: Name of the operation.
+        next_index: Number of the next input.
+        num_opened: Number of inputs that were opened before the state was saved that is being restored.
+        ended: True once no input is left.
+    """
+
+    def __init__(self, source: OpIterator, name: str) -> None:
+        self.name = name
+        self.next_index = 0
+        self.num_opened = 0
+        self.ended = False
+        self._source = source
+
+    @abstractmethod
+    def open_next(self) -> OpIterator | ElementError:
+        """Return the opened dataset of the next input, or the error at this place.
+
+        Raises:
+            StopIteration: No input is left.
+        """
+
+    @abstractmethod
+    def position(self) -> tuple[IteratorState, int]:
+        """Return a state of the input, and the number of the first input after it, which may be before the next."""
+
+    def next_groups(self, limit: int) -> Block | None:
+        """Return all elements of the next few datasets, about `limit`, if they can be computed at once; else None.
+
+        Raises:
+            StopIteration: No input is left.
+        """
+        return None
+
+    def pass_over(self) -> None:
+        """Skip the next input: its dataset had ended before the state was saved."""
+        self._read(1)
+        self.next_index += 1
+
+    def _read(self, count: int) -> Item:
+        if self.ended:
+            raise StopIteration
+        try:
+            return read_item(self._source, count)
+        except StopIteration:
+            self.ended = True
+            raise
+
+    def go_to(self, state: IteratorState, first: int, next_index: int) -> None:
+        """Continue before input `next_index`. `state` and `first` are a `position`."""
+        self._source.load_state_dict(state)
+        self.next_index = first
+        while self.next_index < next_index:
+            self.pass_over()
+
+    def close(self) -> None:
+        """Close the input."""
+        self._source.close()
 
 
 @final
@@ -350,20 +413,30 @@ class Cycle(ResumableProducer):
             self._turns.load_state_dict(border["turns"])
         self._kind.restore(border)
         saved = {state[0]: (place, state) for place, state in enumerate(border["slots"]) if state is not None}
-        self._opener.go_to(border["input"], int(border["read"]), int(border["first"]))
-        while self._opener.next_index < int(border["next"]):
-            if self._opener.next_index not in saved:
-                self._opener.pass_over()
-                continue
-            place, (_, items_out, state) = saved[self._opener.next_index]
-            slot = self._fill(place)
-            if not isinstance(slot, CycleSlot):
-                raise FailedPreconditionError(
-                    f"{self._opener.name} must make the same dataset of input {self._opener.next_index - 1} again to "
-                    f"resume, got {slot}. Resume with the data and functions that the state was saved with."
-                )
-            slot.restore(items_out, state)
+        self._opener.num_opened = int(border["next"])
+        try:
+            self._opener.go_to(border["input"], int(border["read"]), int(border["first"]))
+            while self._opener.next_index < self._opener.num_opened:
+                if self._opener.next_index in saved:
+                    self._restore_slot(*saved[self._opener.next_index])
+                else:
+                    self._opener.pass_over()
+        except StopIteration:
+            raise FailedPreconditionError(
+                f"A state must be loaded into the pipeline that it was saved from, but {self._opener.name} had read "
+                f"{border['next']} inputs, and has {self._opener.next_index} now."
+            ) from None
         self._opener.ended = bool(border["ended"])
+
+    def _restore_slot(self, place: int, state: Sequence[Any]) -> None:
+        index, items_out, inner = state
+        slot = self._fill(place)
+        if not isinstance(slot, CycleSlot):
+            raise FailedPreconditionError(
+                f"{self._opener.name} must make the same dataset of input {index} again to resume, got {slot}. Resume "
+                "with the data and functions that the state was saved with."
+            )
+        slot.restore(items_out, inner)
 
     def close(self) -> None:
         for slot in self._slots:

@@ -23,7 +23,7 @@ from raydist.pipelines.engine.op_kinds import UncountedOp
 from raydist.pipelines.engine.producers import BorderIterator, Producer, ReplayIterator, read_watched
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.cycle import Cycle
-from raydist.pipelines.ops.nested import Opener, probe_nested
+from raydist.pipelines.ops.nested import DatasetOpener, probe_nested
 from raydist.pipelines.ops.take import TakeOp
 from raydist.pipelines.sources.memory import MemoryOp
 
@@ -235,5 +235,5 @@ class GroupByWindowOp(DatasetOp):
         return self.reduce_func(key, windows.make_dataset(TakeOp(windows.input, 1)))
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        opener = Opener(ctx.build(self.windows), self.reduce_func, ctx, ctx.operation_names[id(self)])
+        opener = DatasetOpener(ctx.build(self.windows), self.reduce_func, ctx, ctx.operation_names[id(self)])
         return BorderIterator(Cycle(opener, length=1, block_length=_WHOLE))

@@ -19,7 +19,7 @@ from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.ops.cycle import Cycle, CycleTurns, SlotAhead
 from raydist.pipelines.ops.map import parse_parallelism
-from raydist.pipelines.ops.nested import Opener, probe_nested
+from raydist.pipelines.ops.nested import DatasetOpener, probe_nested
 from raydist.pipelines.ops.prefetch import prefetcher
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
@@ -107,7 +107,7 @@ class InterleaveOp(UnaryOp):
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         # The number of an input identifies its dataset, so inputs must come in order.
         source = replace(ctx, any_order=False, row_ids=False).build(self.input)
-        opener = Opener(source, self.fn, ctx, ctx.operation_names[id(self)])
+        opener = DatasetOpener(source, self.fn, ctx, ctx.operation_names[id(self)])
         turns = self._turns(ctx) if ctx.any_order and self.num_threads else None
         ahead = self._ahead(ctx) if self.num_threads else None
         return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, ahead, turns))

@@ -24,7 +24,7 @@ from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.probe import PROBED_ELEMENTS, QUICK_S, merged_specs, open_probe
-from raydist.pipelines.engine.producers import read_item
+from raydist.pipelines.ops.cycle import Opener
 
 
 def rows_of(ops: Sequence[DatasetOp]) -> Block | None:
@@ -177,22 +177,11 @@ def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
 
 
 @final
-class Opener:
-    """A reader of an input that makes a dataset of each element and opens it.
-
-    The opener may read inputs, and call the function, some inputs ahead.
-
-    Attributes:
-        name: Name of the operation.
-        next_index: Number of the next input.
-        ended: True once the input has ended.
-    """
+class DatasetOpener(Opener):
+    """An opener of the datasets that a function makes. May read inputs, and call the function, some inputs ahead."""
 
     def __init__(self, source: OpIterator, fn: Callable[..., Any], ctx: IterContext, name: str) -> None:
-        self.name = name
-        self.next_index = 0
-        self.ended = False
-        self._source = source
+        super().__init__(source, name)
         self._fn = fn
         self._ctx = ctx
         self._ahead: deque[DatasetOp | ElementError] = deque()  # made from the inputs from `next_index` on
@@ -201,11 +190,6 @@ class Opener:
         self._size = 1  # elements of each of these datasets
 
     def open_next(self) -> OpIterator | ElementError:
-        """Return the opened dataset of the next input, or the error at this place.
-
-        Raises:
-            StopIteration: No input is left.
-        """
         self._look_ahead(1)
         made = self._pop()
         if isinstance(made, ElementError):
@@ -217,11 +201,6 @@ class Opener:
             return ElementError(self._explained(error, index))
 
     def next_groups(self, limit: int) -> Block | None:
-        """Return all elements of the next few datasets, about `limit`, if they can be computed at once; else None.
-
-        Raises:
-            StopIteration: No input is left.
-        """
         run = min(self._run, max(1, limit // self._size))
         self._look_ahead(run)
         first = itertools.takewhile(lambda made: isinstance(made, DatasetOp), itertools.islice(self._ahead, run))
@@ -234,11 +213,6 @@ class Opener:
             self._pop()
         self._run, self._size = min(2 * self._run, _MAX_RUN), max(1, rows.num_rows // len(ops))
         return rows
-
-    def pass_over(self) -> None:
-        """Skip the next input: its dataset had ended before the state was saved."""
-        self._read(1)
-        self.next_index += 1
 
     def _look_ahead(self, count: int) -> None:
         """Make the datasets of up to `count` inputs, unless some are in memory."""
@@ -270,26 +244,5 @@ class Opener:
         self.next_index += 1
         return self._ahead.popleft()
 
-    def _read(self, count: int) -> Item:
-        if self.ended:
-            raise StopIteration
-        try:
-            return read_item(self._source, count)
-        except StopIteration:
-            self.ended = True
-            raise
-
     def position(self) -> tuple[IteratorState, int]:
-        """Return a state of the input, and the number of the first input after it, which may be before the next."""
         return self._before if self._ahead else (self._source.state_dict(), self.next_index)
-
-    def go_to(self, state: IteratorState, first: int, next_index: int) -> None:
-        """Continue before input `next_index`. `state` and `first` are a `position`."""
-        self._source.load_state_dict(state)
-        self.next_index = first
-        while self.next_index < next_index:
-            self.pass_over()
-
-    def close(self) -> None:
-        """Close the input."""
-        self._source.close()

@@ -1,4 +1,4 @@
-"""Reading one file in pieces, each with the position of its end: here, in a thread, or by workers.
+"""Reading one file in pieces by workers, each with the position of its end.
 
 A file without an index is read from the first piece to the last: each piece begins where the last one ended. Workers of
 an executor read several files at a time, and this process gets row ids; the end of a piece comes back with them.
@@ -6,27 +6,22 @@ an executor read several files at a time, and this process gets row ids; the end
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from raydist.core.errors import DeadlineExceededError
 from raydist.core.nest import flatten
-from raydist.core.thread_shutdown import end_at_exit
-from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.columns import Column, object_column
+from raydist.pipelines.elements.columns import object_column
 from raydist.pipelines.elements.items import ElementError, Item, count_items
 from raydist.pipelines.elements.spec import STR, TensorSpec
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import Kernel, StageSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
-from raydist.pipelines.formats.records import RecordReader
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
 
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 16 << 20  # of a piece: the first one is small, so that rows come early
@@ -34,44 +29,6 @@ _FIRST_ROWS = 64  # read before the size of a row is known
 _MOST_ROWS = 1 << 16
 _ASKED = (TensorSpec((), STR), TensorSpec((), np.int64), TensorSpec((None,), np.int64))  # path, bytes, position
 _STRUCTURE = flatten(_ASKED)[1]
-_THREAD_BYTES = 1 << 20
-_THREAD_FIRST_RECORDS = 16  # in a piece, before the size of a record is known
-_THREAD_MAX_RECORDS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some consecutive records."""
-
-    records: Column  # records in order, as a column of bytes; may be empty
-    error: Exception | None  # error that follows the records, if any
-    offset: int  # position of the next piece in the file
-    index: int  # number of the record at `offset`
-    ended: bool  # True if no piece follows
-
-
-class PieceReader:
-    """A reader of pieces. A file that cannot be opened is one piece with an error."""
-
-    def __init__(self, open_reader: Callable[[], RecordReader]) -> None:
-        self._open_reader = open_reader
-        self._reader: RecordReader | None = None
-
-    def read(self, limit: int) -> Piece:
-        """Return the next piece, of up to `limit` records. Must not be called after a piece that ended."""
-        if self._reader is None:
-            try:
-                self._reader = self._open_reader()
-            except Exception as failure:  # such as a missing file or a directory
-                return Piece(object_column([]), failure, 0, 0, ended=True)
-        records, error = self._reader.read(limit)
-        ended = self._reader.ended or (not records and error is None)
-        return Piece(object_column(records), error, self._reader.offset, self._reader.index, ended)
-
-    def close(self) -> None:
-        """Close the file. May be called twice."""
-        if self._reader is not None:
-            self._reader.close()
 
 
 class _PieceEnd(Exception):
@@ -201,70 +158,3 @@ class PiecesOnWorkers(TableReader):
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()
-
-
-class _Reading(threading.Thread):
-    """A thread that reads one piece."""
-
-    def __init__(self, reader: PieceReader, limit: int) -> None:
-        super().__init__(name="raydist-read", daemon=True)
-        self._reader = reader
-        self._limit = limit
-        self.piece: Piece | None = None
-        self.failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.piece = self._reader.read(self._limit)
-        except BaseException as failure:  # a thread that ends silently would look like a file without an end
-            self.failure = failure
-
-
-class PiecesAhead:
-    """A reader of the pieces of a file, the next of which is read by a thread meanwhile."""
-
-    def __init__(self, open_reader: Callable[[], RecordReader], path: str) -> None:
-        self._path = path
-        self._reader = PieceReader(open_reader)
-        self._limit = _THREAD_FIRST_RECORDS
-        self._coming: _Reading | None = None
-        self._limits = Timeouts()
-
-    def start(self) -> None:
-        """Start to read the next piece. May be called again."""
-        self._started()
-
-    def _started(self) -> _Reading:
-        if self._coming is None:
-            self._coming = _Reading(self._reader, self._limit)
-            end_at_exit(self._coming, lambda: None)
-            self._coming.start()
-        return self._coming
-
-    def read(self) -> Piece:
-        """Return the next piece. Blocks up to `Timeouts.input_s`; must not be called after a piece that ended."""
-        coming = self._started()
-        coming.join(self._limits.input_s)
-        if coming.is_alive():
-            raise DeadlineExceededError(
-                f"The next records of {self._path!r} must be read within {self._limits.input_s} s, and were not. "
-                "Its file system does not answer."
-            )
-        if coming.piece is None:
-            raise coming.failure or AssertionError("raydist bug: a thread ended without a piece and without an error.")
-        self._coming = None
-        records = coming.piece.records
-        if len(records):
-            mean = sum(map(len, records)) // len(records)
-            self._limit = max(1, min(_THREAD_MAX_RECORDS, _THREAD_BYTES // max(1, mean)))
-        if not coming.piece.ended:
-            self._started()
-        return coming.piece
-
-    def close(self) -> None:
-        """Close the file, once the piece that was read ahead is there. May be called twice."""
-        if self._coming is not None:
-            self._coming.join(self._limits.close_s)
-            if self._coming.is_alive():
-                return  # the file closes itself when the thread ends
-        self._reader.close()

@@ -80,35 +80,41 @@ class TableFilesOp(SourceOp):
         return self.format.spec
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return BorderIterator(_TableRows(self, ReadingStage.of(self, self.format, ctx)))
+        return BorderIterator(FileRows(self.paths, self.format, ReadingStage.of(self, self.format, ctx)))
 
     def iterator(self) -> OpIterator:
         """Return an iterator that reads the files in this process."""
-        return BorderIterator(_TableRows(self))
+        return BorderIterator(FileRows(self.paths, self.format))
 
 
-class _TableRows(ResumableProducer):
+class FileRows(ResumableProducer):
     """The rows of one file after the other. Position: the number of the file, the reader's position, the size."""
 
-    def __init__(self, op: TableFilesOp, workers: ReadingStage | None = None) -> None:
-        self._op = op
-        self._workers = workers if workers is not None and all(map(workers.suits, op.paths)) else None
+    def __init__(self, paths: Sequence[str], table_format: TableFormat, workers: ReadingStage | None = None) -> None:
+        self._paths = paths
+        self._format = table_format
+        self._workers = workers if workers is not None and all(map(workers.suits, paths)) else None
         self._coming: deque[PiecesOnWorkers] = deque()  # the next files, one piece of each is read ahead
         self._number = 0
         self._start: Sequence[int] = ()
         self._size = 0  # of the current file
         self._reader: TableReader | None = None
 
+    @property
+    def on_workers(self) -> bool:
+        """True if workers read the files."""
+        return self._workers is not None
+
     def make(self, limit: int) -> Sequence[Item]:
-        if self._number == len(self._op.paths):
+        if self._number == len(self._paths):
             raise StopIteration
         return self._read(limit)
 
     def _read(self, limit: int) -> list[Item]:
         if self._reader is None:
-            path = self._op.paths[self._number]
+            path = self._paths[self._number]
             try:
-                self._reader = self._open_here(path) if self._workers is None else self._opened_ahead(self._workers)
+                self._reader = self._open(path)
             except Exception as error:  # such as a missing file or a directory
                 self._next_file()
                 return [ElementError(error)]
@@ -117,17 +123,22 @@ class _TableRows(ResumableProducer):
             self._next_file()
         return items
 
-    def _open_here(self, path: str) -> TableReader:
-        return self._op.format.open(path, self._start)
+    def _open(self, path: str) -> TableReader:
+        if self._workers is None:
+            return self._format.open(path, self._start)
+        self.start()
+        return self._coming.popleft()
 
-    def _opened_ahead(self, workers: ReadingStage) -> TableReader:
-        """Return the reader of the current file. Workers begin with the files after it, too."""
-        while len(self._coming) < min(workers.executor.window, len(self._op.paths) - self._number):
+    def start(self) -> None:
+        """Let workers begin with the current file and the files after it."""
+        while self._workers is not None and len(self._coming) < self._num_coming(self._workers):
             number = self._number + len(self._coming)
             start = self._start if number == self._number else ()
-            self._coming.append(PiecesOnWorkers(workers, self._op.paths[number], start))
+            self._coming.append(PiecesOnWorkers(self._workers, self._paths[number], start))
             self._coming[-1].start()
-        return self._coming.popleft()
+
+    def _num_coming(self, workers: ReadingStage) -> int:
+        return min(workers.executor.window, len(self._paths) - self._number)
 
     def _next_file(self) -> None:
         if self._reader is not None:
@@ -139,20 +150,23 @@ class _TableRows(ResumableProducer):
 
     def border(self) -> IteratorState:
         at = list(self._start if self._reader is None else self._reader.position())
-        if not self._size and self._number < len(self._op.paths):
-            self._size = local_size(self._op.paths[self._number])
+        if not self._size and self._number < len(self._paths):
+            self._size = local_size(self._paths[self._number])
         return {"file": self._number, "at": at, "size": self._size}
 
     def restore(self, border: IteratorState) -> None:
+        self.close()
+        self._reader = None
+        self._coming.clear()
         self._number, self._start = int(border["file"]), [int(number) for number in border["at"]]
         self._size = int(border.get("size", 0))  # earlier versions did not save it
-        if self._number > len(self._op.paths):
+        if self._number > len(self._paths):
             raise FailedPreconditionError(
                 f"A state must be loaded into the pipeline that it was saved from, but it is of file {self._number}, "
-                f"and {self._op.name} has {len(self._op.paths)} files."
+                f"and {self._format.name} has {len(self._paths)} files."
             )
-        if self._number < len(self._op.paths):
-            require_same_size(self._op.paths[self._number], self._size)
+        if self._number < len(self._paths):
+            require_same_size(self._paths[self._number], self._size)
 
     def close(self) -> None:
         for reader in (self._reader, *self._coming):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,149 +15,14 @@ from hypothesis import strategies as st
 
 import raydist as rd
 from raydist import Dataset, TFRecordDataset, TFRecordWriter
-from raydist.core.errors import DeadlineExceededError
-from raydist.options import Timeouts
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.formats.records import RecordReader
-from raydist.pipelines.sources import pieces, record_files, row_lines, table_files
+from raydist.pipelines.sources import pieces, row_lines
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
-from raydist.pipelines.sources.pieces import PieceReader, PiecesAhead
-from raydist.pipelines.sources.table_files import TableFilesOp
+from raydist.pipelines.sources.table_files import FileRows, TableFilesOp
 from tests.contracts.op import MakeExecutor, check_op, collect, iterate, same
 from tests.pipelines.storing_executor import StoringExecutor
-
-
-class ListReader(RecordReader):
-    """The offset counts the bytes of records; an exception among them is an error at its place."""
-
-    def __init__(self, items: Sequence[bytes | Exception], offset: int = 0, index: int = 0) -> None:
-        self.offset, self.index, self.ended = offset, index, False
-        self.closed = False
-        self._items = items
-
-    def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        records: list[bytes] = []
-        while len(records) < limit and self.index < len(self._items):
-            item = self._items[self.index]
-            self.index += 1
-            if isinstance(item, Exception):
-                return records, item
-            records.append(item)
-            self.offset += len(item)
-        self.ended = self.index == len(self._items)
-        return records, None
-
-    def _advance(self, records: list[bytes], limit: int) -> None:
-        raise AssertionError("`read` does not call it")
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def read(reader: PieceReader, limit: int) -> tuple[Any, ...]:
-    piece = reader.read(limit)
-    return piece.records.tolist(), piece.error, piece.offset, piece.index, piece.ended
-
-
-def test_pieces_know_where_reading_goes_on() -> None:
-    reader = PieceReader(lambda: ListReader([b"a", b"bc", b"d"]))
-    assert read(reader, 2) == ([b"a", b"bc"], None, 3, 2, False)
-    assert read(reader, 2) == ([b"d"], None, 4, 3, True)
-    reader.close()
-
-
-def test_a_file_that_cannot_be_opened_is_one_error() -> None:
-    failure = FileNotFoundError("x")
-
-    def fail() -> ListReader:
-        raise failure
-
-    reader = PieceReader(fail)
-    assert read(reader, 2) == ([], failure, 0, 0, True)
-    reader.close()
-
-
-def test_an_error_stands_behind_the_records_before_it() -> None:
-    failure = ValueError("x")
-    reader = PieceReader(lambda: ListReader([b"a", failure, b"b"]))
-    assert read(reader, 5) == ([b"a"], failure, 1, 2, False)
-    assert read(reader, 5) == ([b"b"], None, 2, 3, True)
-
-
-def test_pieces_come_in_order_and_a_few_ahead() -> None:
-    reader = ListReader([b"%d" % i * 100 for i in range(5000)])
-    ahead = PiecesAhead(lambda: reader, "x")
-    found: list[bytes] = []
-    ended = False
-    while not ended:
-        piece = ahead.read()
-        found += piece.records.tolist()
-        assert len(found) <= reader.index <= len(found) + 4 * 1024
-        ended = piece.ended
-    assert found == [b"%d" % i * 100 for i in range(5000)]
-    ahead.close()
-    assert reader.closed
-
-
-def test_large_records_come_in_small_pieces() -> None:
-    ahead = PiecesAhead(lambda: ListReader([bytes(400_000)] * 40), "x")
-    assert [len(ahead.read().records) for _ in range(3)] == [16, 2, 2]
-    ahead.close()
-
-
-def test_closing_stops_the_thread_and_closes_the_file() -> None:
-    reader = ListReader([b"x"] * 100_000)
-    ahead = PiecesAhead(lambda: reader, "x")
-    ahead.close()
-    ahead = PiecesAhead(lambda: reader, "x")
-    ahead.start()
-    ahead.close()
-    ahead.close()
-    assert reader.closed
-    assert reader.index < 100_000
-
-
-def test_who_is_dropped_stops_too() -> None:
-    reader = ListReader([b"x"] * 100_000)
-    ahead = PiecesAhead(lambda: reader, "x")
-    ahead.read()
-    gone = weakref.ref(ahead)
-    del ahead
-    for thread in threading.enumerate():
-        if thread.name == "raydist-read":
-            thread.join(10)
-    del thread
-    gc.collect()
-    assert gone() is None
-    assert reader.index <= 16 + 1024
-
-
-def test_what_kills_the_thread_is_raised() -> None:
-    def leave() -> ListReader:
-        raise SystemExit(3)
-
-    ahead = PiecesAhead(leave, "x")
-    for _ in range(2):
-        with pytest.raises(SystemExit):
-            ahead.read()
-    ahead.close()
-
-
-def test_a_file_system_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "Timeouts", lambda: Timeouts(input_s=0.05))
-    answer = threading.Event()
-
-    def wait() -> ListReader:
-        answer.wait(20)
-        return ListReader([b"late"])
-
-    ahead = PiecesAhead(wait, "far")
-    with pytest.raises(DeadlineExceededError, match="records of 'far' must be read within 0.05 s"):
-        ahead.read()
-    answer.set()
-    ahead.close()
 
 
 @final
@@ -334,12 +196,22 @@ def test_rows_of_tables(kind: str, data: st.DataObject, tmp_path: Path) -> None:
         resumed.close()
 
 
+def refuse_to_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_file = FileRows._open
+
+    def on_workers(rows: FileRows, path: str) -> TableReader:
+        assert rows.on_workers
+        return open_file(rows, path)
+
+    monkeypatch.setattr(FileRows, "_open", on_workers)
+
+
 def test_saved_elements_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = Dataset.range(90).map(lambda n: (n, bytes(range(n % 5))))
     saved.save(str(tmp_path / "saved"), shard_func=lambda n, text: n % 3)
     expected = collect(iterate(_numbers_of(Dataset.load(str(tmp_path / "saved")))))
     assert sorted(np.concatenate(expected).tolist()) == list(range(90))
-    monkeypatch.setattr(table_files._TableRows, "_open_here", None)
+    refuse_to_read_here(monkeypatch)
     found = iterate(_numbers_of(Dataset.load(str(tmp_path / "saved"))), StoringExecutor)
     assert same(collect(found), expected)
 
@@ -351,17 +223,7 @@ def _numbers_of(loaded: Dataset) -> Dataset:
 def test_this_process_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = write(tmp_path, [20, 20])
     executor = StoringExecutor()
-    monkeypatch.setattr(record_files, "PieceReader", _Refusing)
+    refuse_to_read_here(monkeypatch)
     found = collect(iterate(TFRecordDataset(names).batch(4).map(len), lambda options: executor))
     assert [int(x) for x in found] == [4] * 10
     assert executor.num_fetched > 0
-
-
-class _Refusing:
-    """Reads nothing."""
-
-    def __init__(self, open_reader: Any) -> None:
-        self.read = None  # not to be called
-
-    def close(self) -> None:
-        """Nothing is open."""
