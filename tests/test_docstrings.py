@@ -323,5 +323,5 @@ def test_entries_are_those_of_the_section() -> None:
 
 def test_names_of_the_packages_inside_are_public() -> None:
     names = {one.name for one in public()}
-    assert names >= {"raydist.image.decode.MAX_PIXELS", "raydist.text.split.Split", "raydist.core.values.AUTOTUNE"}
+    assert names >= {"raydist.image.decode.MAX_PIXELS", "raydist.text.step.Split", "raydist.core.values.AUTOTUNE"}
     assert names >= {"raydist.dataset.batching.Batching.batch", "raydist.options.pipeline.Options.seed"}

@@ -18,7 +18,7 @@ from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.core.values import InputContext
 from raydist.dataset import Dataset
-from raydist.distributed_dataset.layout import chosen_policy, pickle_ops
+from raydist.distributed_dataset.per_replica import chosen_policy, pickle_ops
 from raydist.options import AutoShardPolicy, InputOptions, Timeouts
 from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.optimize.file_shards import shard_files

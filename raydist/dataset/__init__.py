@@ -7,11 +7,10 @@ from typing import final
 from raydist.dataset.batching import Batching
 from raydist.dataset.combining import Combining
 from raydist.dataset.elementwise import Elementwise
-from raydist.dataset.exporting import Exporting
 from raydist.dataset.files import FileSources
 from raydist.dataset.ordering import Ordering
 from raydist.dataset.sources import Sources
-from raydist.dataset.storing import Storing
+from raydist.dataset.storing import Exporting, Storing
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.optional import Optional
 

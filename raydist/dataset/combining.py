@@ -8,7 +8,7 @@ from typing import Any, Self
 from raydist.core.nest import flatten
 from raydist.dataset.base import DatasetBase, graphs, named
 from raydist.pipelines.ops.combine import ChooseOp, ConcatenateOp, ZipOp
-from raydist.pipelines.sources.random_indices import DrawsOp
+from raydist.pipelines.sources.range import DrawsOp
 
 
 class Combining(DatasetBase):

@@ -15,11 +15,9 @@ from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.fold import fold
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.ops.batch import BatchOp, UnbatchOp
-from raydist.pipelines.ops.filter import FilterOp
 from raydist.pipelines.ops.interleave import InterleaveOp
-from raydist.pipelines.ops.map import MapOp
-from raydist.pipelines.ops.scan import ScanOp
-from raydist.pipelines.ops.take import TakeWhileOp
+from raydist.pipelines.ops.map import MapOp, ScanOp
+from raydist.pipelines.ops.selection import FilterOp, TakeWhileOp
 
 
 class Elementwise(Running):

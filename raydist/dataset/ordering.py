@@ -8,15 +8,13 @@ from typing import Any, Self
 from raydist.core.errors import FailedPreconditionError
 from raydist.dataset.base import DatasetBase, named
 from raydist.pipelines.elements.arguments import whole_number
-from raydist.pipelines.ops.declared import AssertCardinalityOp
-from raydist.pipelines.ops.filter import IgnoreErrorsOp, UniqueOp
 from raydist.pipelines.ops.gather import picked_op
 from raydist.pipelines.ops.map import EnumerateOp
 from raydist.pipelines.ops.rejection_resample import ClassBalance, RejectionResampleOp
-from raydist.pipelines.ops.repeat import RepeatOp
+from raydist.pipelines.ops.repeat import AssertCardinalityOp, RepeatOp
+from raydist.pipelines.ops.selection import IgnoreErrorsOp, ShardOp, SkipOp, TakeOp, UniqueOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
-from raydist.pipelines.ops.take import ShardOp, SkipOp, TakeOp
-from raydist.pipelines.sources.random_indices import PermutationOp, WeightedIndicesOp
+from raydist.pipelines.sources.range import PermutationOp, WeightedIndicesOp
 
 
 class Ordering(DatasetBase):

@@ -17,7 +17,7 @@ from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.engine.op import DatasetOp, merged_options
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
-from raydist.pipelines.ops.declared import WithOptionsOp
+from raydist.pipelines.ops.repeat import WithOptionsOp
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.plan import begin_epoch, explain, make_plan
 

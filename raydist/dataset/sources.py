@@ -14,11 +14,10 @@ from raydist.pipelines.elements.arrow_fields import Conversion
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.spec import as_dtype
 from raydist.pipelines.ops.map import MapOp
-from raydist.pipelines.sources.arrow_table import ArrowTableOp
 from raydist.pipelines.sources.columnar_files import arrow_files_op, is_paths
 from raydist.pipelines.sources.generator import GeneratorOp
 from raydist.pipelines.sources.hub_datasets import hub_op
-from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.sources.memory import ArrowTableOp, MemoryOp
 from raydist.pipelines.sources.range import CounterOp, RandomOp, RangeOp
 from raydist.pipelines.sources.torch_datasets import is_torch_loader, iterable_samples_op, read_sample
 

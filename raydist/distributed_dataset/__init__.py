@@ -8,9 +8,8 @@ from __future__ import annotations
 from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.distributed_dataset.base import DistributedDataset, require_batches, require_shared
-from raydist.distributed_dataset.input_side import InputSide
 from raydist.distributed_dataset.local import LocalDistributedDataset
-from raydist.distributed_dataset.per_replica import PerReplicaDataset, distribute, distribute_from_function
+from raydist.distributed_dataset.per_replica import InputSide, PerReplicaDataset, distribute, distribute_from_function
 
 __all__ = [
     "BatchLeaf",

@@ -19,8 +19,16 @@ from __future__ import annotations
 from raydist.image.colour import adjust_brightness as adjust_brightness
 from raydist.image.colour import adjust_contrast as adjust_contrast
 from raydist.image.colour import adjust_gamma as adjust_gamma
+from raydist.image.colour import adjust_hue as adjust_hue
+from raydist.image.colour import adjust_saturation as adjust_saturation
+from raydist.image.colour import grayscale_to_rgb as grayscale_to_rgb
+from raydist.image.colour import hsv_to_rgb as hsv_to_rgb
 from raydist.image.colour import random_brightness as random_brightness
 from raydist.image.colour import random_contrast as random_contrast
+from raydist.image.colour import random_hue as random_hue
+from raydist.image.colour import random_saturation as random_saturation
+from raydist.image.colour import rgb_to_grayscale as rgb_to_grayscale
+from raydist.image.colour import rgb_to_hsv as rgb_to_hsv
 from raydist.image.crop import central_crop as central_crop
 from raydist.image.crop import crop_and_resize as crop_and_resize
 from raydist.image.crop import crop_to_bounding_box as crop_to_bounding_box
@@ -32,29 +40,21 @@ from raydist.image.decode import decode_image as decode_image
 from raydist.image.decode import decode_jpeg as decode_jpeg
 from raydist.image.decode import decode_png as decode_png
 from raydist.image.decode import image_shape as image_shape
-from raydist.image.flip import flip_left_right as flip_left_right
-from raydist.image.flip import flip_up_down as flip_up_down
-from raydist.image.flip import random_flip_left_right as random_flip_left_right
-from raydist.image.flip import random_flip_up_down as random_flip_up_down
-from raydist.image.flip import rot90 as rot90
-from raydist.image.flip import transpose as transpose
-from raydist.image.hue import adjust_hue as adjust_hue
-from raydist.image.hue import adjust_saturation as adjust_saturation
-from raydist.image.hue import grayscale_to_rgb as grayscale_to_rgb
-from raydist.image.hue import hsv_to_rgb as hsv_to_rgb
-from raydist.image.hue import random_hue as random_hue
-from raydist.image.hue import random_saturation as random_saturation
-from raydist.image.hue import rgb_to_grayscale as rgb_to_grayscale
-from raydist.image.hue import rgb_to_hsv as rgb_to_hsv
+from raydist.image.resize import flip_left_right as flip_left_right
+from raydist.image.resize import flip_up_down as flip_up_down
 from raydist.image.resize import pad_to_bounding_box as pad_to_bounding_box
+from raydist.image.resize import random_flip_left_right as random_flip_left_right
+from raydist.image.resize import random_flip_up_down as random_flip_up_down
 from raydist.image.resize import resize as resize
 from raydist.image.resize import resize_with_crop_or_pad as resize_with_crop_or_pad
 from raydist.image.resize import resize_with_pad as resize_with_pad
+from raydist.image.resize import rot90 as rot90
+from raydist.image.resize import transpose as transpose
 from raydist.image.value_range import channels_first as channels_first
 from raydist.image.value_range import convert_image_dtype as convert_image_dtype
 from raydist.image.value_range import normalize as normalize
 from raydist.image.value_range import per_image_standardization as per_image_standardization
-from raydist.pipelines.formats.opening import read_file as read_file
+from raydist.pipelines.formats.files import read_file as read_file
 
 __all__ = [
     "MAX_PIXELS",

@@ -13,10 +13,10 @@ becomes an object array of such arrays, which is no tensor: end a chain with `Pa
 
 from __future__ import annotations
 
-from raydist.text.split import Characters as Characters
-from raydist.text.split import Pad as Pad
-from raydist.text.split import Split as Split
 from raydist.text.step import Chain as Chain
+from raydist.text.step import Characters as Characters
+from raydist.text.step import Pad as Pad
+from raydist.text.step import Split as Split
 from raydist.text.step import TextStep as TextStep
 from raydist.text.vocabulary import HashBuckets as HashBuckets
 from raydist.text.vocabulary import Vocabulary as Vocabulary

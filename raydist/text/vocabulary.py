@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.pipelines.formats.files import path_text
-from raydist.pipelines.formats.opening import create_file, read_file
+from raydist.pipelines.formats.files import create_file, path_text, read_file
 from raydist.text.step import TextStep, is_list, map_values, to_arrow
 
 _PAD, _UNKNOWN = "", "[UNK]"

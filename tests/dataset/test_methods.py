@@ -159,7 +159,7 @@ def test_errors_of_reduce_say_its_name() -> None:
 
 
 def test_exporting_loads_ray_only_when_it_is_asked_for() -> None:
-    code = "import sys; from raydist.dataset.exporting import Exporting; print('ray' in sys.modules)"
+    code = "import sys; from raydist.dataset.storing import Exporting; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 

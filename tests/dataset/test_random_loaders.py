@@ -29,7 +29,7 @@ from torch.utils.data import (
 
 import raydist as rd
 from raydist.distributed_dataset import DistributedDataset
-from raydist.distributed_dataset.layout import InputLayout, pickle_ops
+from raydist.distributed_dataset.per_replica import InputLayout, pickle_ops
 from raydist.options import AutoShardPolicy, InputOptions
 from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.elements.small_floats import tensor_of_array

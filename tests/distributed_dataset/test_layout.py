@@ -18,7 +18,7 @@ from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import InputSide, LocalDistributedDataset, distribute
 from raydist.distributed_dataset.base import require_shared
-from raydist.distributed_dataset.layout import InputLayout, chosen_policy
+from raydist.distributed_dataset.per_replica import InputLayout, chosen_policy
 from raydist.options import AutoShardPolicy, InputOptions, InputReplicationMode, Options, Timeouts
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.strategies.one_device import OneDeviceStrategy

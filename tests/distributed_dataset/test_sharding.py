@@ -20,7 +20,7 @@ from raydist.core.errors import InvalidArgumentError, NotFoundError
 from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import LocalDistributedDataset, distribute
-from raydist.distributed_dataset.layout import InputLayout
+from raydist.distributed_dataset.per_replica import InputLayout
 from raydist.options import AutoShardPolicy, InputOptions, Options
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats import byte_streams

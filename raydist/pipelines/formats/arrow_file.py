@@ -24,8 +24,7 @@ import pyarrow as pa
 
 from raydist.core.errors import InvalidArgumentError, RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
-from raydist.pipelines.formats.files import ReadableFile, data_loss, file_errors, local_path, read_range
-from raydist.pipelines.formats.opening import open_file
+from raydist.pipelines.formats.files import ReadableFile, data_loss, file_errors, local_path, open_file, read_range
 
 _AT_EXIT_S = 1.0
 _LOOK_S = 1e-3

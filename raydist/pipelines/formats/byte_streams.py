@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from raydist.core.errors import DataLossError, InvalidArgumentError
-from raydist.pipelines.formats.files import data_loss, file_errors
-from raydist.pipelines.formats.opening import open_file
+from raydist.pipelines.formats.files import data_loss, file_errors, open_file
 
 WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}  # zlib's `wbits` for the two containers of a deflate stream
 _INPUT_BYTES = 1 << 16  # compressed bytes read at once

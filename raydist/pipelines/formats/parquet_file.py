@@ -22,8 +22,7 @@ import pyarrow as pa
 from raydist.core.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
 from raydist.pipelines.formats.arrow_file import as_arrow_file
-from raydist.pipelines.formats.files import OpenFile, data_loss, file_errors, read_range
-from raydist.pipelines.formats.opening import open_file
+from raydist.pipelines.formats.files import OpenFile, data_loss, file_errors, open_file, read_range
 
 ThriftStruct: TypeAlias = dict[int, Any]
 """Values by field number: bool, int, bytes, lists and structs; None for other types, which are skipped."""

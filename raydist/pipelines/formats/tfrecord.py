@@ -23,8 +23,7 @@ import google_crc32c
 
 from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.pipelines.formats.byte_streams import WINDOW_BITS, ByteStream, check_compression
-from raydist.pipelines.formats.files import data_loss, path_text
-from raydist.pipelines.formats.opening import create_file
+from raydist.pipelines.formats.files import create_file, data_loss, path_text
 from raydist.pipelines.formats.records import CHUNK_BYTES, RecordReader, SkippedRecordError
 
 MAX_RECORD_BYTES = 1 << 30

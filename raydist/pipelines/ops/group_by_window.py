@@ -24,7 +24,7 @@ from raydist.pipelines.engine.producers import BorderIterator, Producer, ReplayI
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.cycle import Cycle
 from raydist.pipelines.ops.nested import DatasetOpener, probe_nested
-from raydist.pipelines.ops.take import TakeOp
+from raydist.pipelines.ops.selection import TakeOp
 from raydist.pipelines.sources.memory import MemoryOp
 
 _INT64 = np.dtype(np.int64)

@@ -1,32 +1,42 @@
-"""Dataset.map and enumerate: apply a function to every element."""
+"""Dataset.map, enumerate and scan: apply a function to every element."""
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
 from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.exception_utils import LEAVING, annotate, as_exception
 from raydist.core.nest import LEAF, Structure, unflatten
 from raydist.core.values import AUTOTUNE
-from raydist.pipelines.elements.blocks import Block, Column, object_column
+from raydist.pipelines.elements.blocks import Block, Column, object_column, private_column
 from raydist.pipelines.elements.declared_output import DeclaredOutput
-from raydist.pipelines.elements.element_nests import flatten_element
+from raydist.pipelines.elements.element_nests import flatten_element, map_element
+from raydist.pipelines.elements.fold import FoldState
 from raydist.pipelines.elements.function_results import ReusedResults, large_blocks
-from raydist.pipelines.elements.functions import RowCalls, function_label, wants_rng
+from raydist.pipelines.elements.functions import RowCalls, element_rows, function_label, wants_rng
 from raydist.pipelines.elements.items import ElementError, Item, size_of
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import items_of_rows
-from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.small_floats import array_of_tensor, dtype_kind, tensor_of_array
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
+from raydist.pipelines.elements.tensor_functions import note_numpy_in_torch, receiving_tensors
 from raydist.pipelines.engine.kernel import Kernel
-from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
+from raydist.pipelines.engine.producers import Producer, ReplayIterator, SpecGuard, read_item
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from raydist.pipelines.elements.seeds import RandomKey
+    from raydist.pipelines.engine.op import DatasetOp, IterContext
 
 
 @final
@@ -302,3 +312,81 @@ class _SplitLabel:
 
     def __call__(self, fields: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         return {name: value for name, value in fields.items() if name != self.label}, fields[self.label]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ScanOp(UnaryOp):
+    """The second results of `fn(state, element)`; the first result is the state for the next element."""
+
+    initial_state: Any
+    fn: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise InvalidArgumentError(f"scan needs a function, got {self.fn!r:.100}.")
+        map_element(as_leaf, self.initial_state)
+
+    @property
+    def label(self) -> str:
+        return f"scan({function_label(self.fn)})"
+
+    @property
+    def has_declared_shapes(self) -> bool:
+        return False
+
+    def element_spec(self) -> Any:
+        return self._spec
+
+    @cached_property
+    def _spec(self) -> Any:
+        return probe_spec(self)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        label = f"{ctx.operation_names[id(self)]} ({function_label(self.fn)})"
+        return ReplayIterator(_Scanning(self, ctx.build(self.input), label))
+
+
+@final
+class _Scanning(ClosesInput, Producer):
+    """A producer that turns a failing call into an error in the element's place and keeps the state before it."""
+
+    def __init__(self, op: ScanOp, source: OpIterator, label: str) -> None:
+        self._fn = receiving_tensors(op.fn)
+        self._carried = FoldState(op.initial_state)
+        self._source = source
+        self._label = label
+        self._kind = SpecGuard(label)
+        self._index = 0
+
+    def make(self, limit: int) -> Sequence[Item]:
+        item = read_item(self._source, limit)
+        if isinstance(item, ElementError):
+            self._index += 1
+            return [item]
+        return self._kind.checked(self._scan(item))
+
+    def _scan(self, block: Block) -> list[Item]:
+        columns = [private_column(column) for column in block.columns]
+        elements = element_rows(block.structure, columns)
+        results = [self._step(element, index) for index, element in enumerate(elements, self._index)]
+        failed = [row for row, result in enumerate(results) if isinstance(result, ElementError)]
+        items = items_of_results(results, failed, self._index)
+        for item in items:
+            if isinstance(item, ElementError):
+                annotate(item.error, f"In {self._label}, element {item.index} of its input.")
+        self._index += block.num_rows
+        return items
+
+    def _step(self, element: Any, index: int) -> Any:
+        try:
+            result = self._fn(copy.deepcopy(self._carried.value), element)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise SpecError(f"The function of scan must return (state, output), got {result!r:.100}.")
+            self._carried.replace(result[0], self._label)
+        except LEAVING:
+            raise
+        except BaseException as error:  # of the user's function on this element
+            note_numpy_in_torch(error)
+            return ElementError(as_exception(error), index)
+        return result[1]

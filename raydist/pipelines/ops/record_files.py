@@ -29,8 +29,7 @@ from raydist.pipelines.ops.cycle import Cycle, Opener
 from raydist.pipelines.ops.prefetch import Prefetcher, prefetcher
 from raydist.pipelines.sources.file_format import RecordFormat
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.sources.pieces import ReadingStage
-from raydist.pipelines.sources.table_files import FileRows
+from raydist.pipelines.sources.table_files import FileRows, ReadingStage
 
 _WHOLE = 1 << 62  # a turn that lasts until the file ends
 

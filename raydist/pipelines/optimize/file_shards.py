@@ -15,13 +15,12 @@ from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.probe import open_probe
 from raydist.pipelines.ops.cache import FileCacheOp, SnapshotOp
 from raydist.pipelines.ops.combine import ChooseOp
-from raydist.pipelines.ops.declared import AssertCardinalityOp
-from raydist.pipelines.ops.filter import UniqueOp
 from raydist.pipelines.ops.interleave import InterleaveOp
 from raydist.pipelines.ops.nested import call_on_element, graph_of
 from raydist.pipelines.ops.record_files import RecordFilesOp
+from raydist.pipelines.ops.repeat import AssertCardinalityOp
+from raydist.pipelines.ops.selection import ShardOp, UniqueOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
-from raydist.pipelines.ops.take import ShardOp
 from raydist.pipelines.optimize.rewrites import Names, rewrite_each, with_inputs
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
 from raydist.pipelines.sources.table_files import SplitFilesOp, TableFilesOp

@@ -22,8 +22,8 @@ from raydist.pipelines.ops.gather import GatherOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.ops.repeat import RepeatOp
+from raydist.pipelines.ops.selection import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffledPassesOp, ShuffleOp
-from raydist.pipelines.ops.take import ShardOp
 from raydist.pipelines.sources.range import RangeOp
 
 Names = dict[int, str]

@@ -22,10 +22,8 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.spec import as_dtype
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.formats.arrow_file import map_stream
-from raydist.pipelines.formats.files import data_loss, local_path, path_text
-from raydist.pipelines.formats.opening import read_file
-from raydist.pipelines.sources.arrow_table import TableRows
-from raydist.pipelines.sources.memory import IndexedSourceOp
+from raydist.pipelines.formats.files import data_loss, local_path, path_text, read_file
+from raydist.pipelines.sources.memory import IndexedSourceOp, TableRows
 
 _TENSOR_FORMATS = ("torch", "numpy", "tensorflow", "jax")
 _ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")  # structs of bytes and path, one of which is missing

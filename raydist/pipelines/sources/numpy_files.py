@@ -18,9 +18,8 @@ from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.random_access import RandomAccess
-from raydist.pipelines.formats.files import local_path, path_text, require_limit
+from raydist.pipelines.formats.files import local_path, open_file, path_text, require_limit
 from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
-from raydist.pipelines.formats.opening import open_file
 from raydist.pipelines.sources.memory import IndexedSourceOp, MemoryOp, is_consecutive
 
 

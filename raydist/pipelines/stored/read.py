@@ -14,8 +14,7 @@ from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.spec import DatasetSpec
 from raydist.pipelines.engine.op import DatasetOp
-from raydist.pipelines.formats.files import OpenFile, data_loss, path_text
-from raydist.pipelines.formats.opening import open_within
+from raydist.pipelines.formats.files import OpenFile, data_loss, open_within, path_text
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.table_files import TableFilesOp

@@ -31,8 +31,7 @@ from raydist.pipelines.elements.functions import call_rows
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import stack_leaves
-from raydist.pipelines.formats.files import file_errors, local_path, path_text, read_range
-from raydist.pipelines.formats.opening import open_within
+from raydist.pipelines.formats.files import file_errors, local_path, open_within, path_text, read_range
 from raydist.pipelines.stored.containers import ChunkWriter, Container, ContainerWriter
 from raydist.pipelines.stored.directory_files import RemoteFiles
 from raydist.pipelines.stored.file_directory import DirectoryFiles, LocalFiles, sync_directory

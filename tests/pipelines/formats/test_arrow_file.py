@@ -16,7 +16,7 @@ import pytest
 import raydist as rd
 from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.formats.arrow_file import ArrowFile, ArrowSizes, as_arrow_file
-from raydist.pipelines.formats.opening import open_file
+from raydist.pipelines.formats.files import open_file
 from raydist.pipelines.formats.parquet_file import ParquetFile
 
 
@@ -116,7 +116,7 @@ def test_no_thread_of_arrow_runs_python_for_a_local_file(tmp_path: Path, monkeyp
             readers.add(threading.get_ident())
             return super().read(-1 if size is None else size)
 
-    monkeypatch.setattr("raydist.pipelines.formats.opening._LocalFile", Watched)
+    monkeypatch.setattr("raydist.pipelines.formats.files._LocalFile", Watched)
     file: Any = ArrowFile(path) if suffix == "arrow" else ParquetFile(path)
     rows = file.batch(0).num_rows if suffix == "arrow" else sum(part.num_rows for part in file.batches(0, ["x"], None))
     file.close()

@@ -14,8 +14,16 @@ import pytest
 import raydist as rd
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, SpecError
 from raydist.pipelines.formats import remote_file
-from raydist.pipelines.formats.files import data_loss, file_errors, path_text
-from raydist.pipelines.formats.opening import create_file, local_size, open_file, read_file, require_same_size
+from raydist.pipelines.formats.files import (
+    create_file,
+    data_loss,
+    file_errors,
+    local_size,
+    open_file,
+    path_text,
+    read_file,
+    require_same_size,
+)
 from raydist.pipelines.formats.remote_file import ATTEMPTS, RemoteFile, is_transient, open_remote, with_retries
 
 

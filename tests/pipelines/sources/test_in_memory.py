@@ -12,7 +12,7 @@ import raydist as rd
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.sources.arrow_table import TableRows
+from raydist.pipelines.sources.memory import TableRows
 from tests.contracts.op import check_op
 
 

@@ -18,7 +18,8 @@ from raydist import Dataset, TFRecordDataset, TFRecordWriter
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.sources import pieces, row_lines
+from raydist.pipelines.sources import row_lines
+from raydist.pipelines.sources import table_files as pieces
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
 from raydist.pipelines.sources.table_files import FileRows, TableFilesOp
 from tests.contracts.op import MakeExecutor, check_op, collect, iterate, same

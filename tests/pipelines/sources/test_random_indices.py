@@ -13,7 +13,7 @@ from raydist.core.values import INFINITE_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.sources.random_indices import DrawsOp, permuted
+from raydist.pipelines.sources.range import DrawsOp, permuted
 
 
 def test_zero_weights_are_never_drawn() -> None:
