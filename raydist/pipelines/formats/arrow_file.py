@@ -272,7 +272,7 @@ class ArrowFile:
 
 
 @contextmanager
-def arrow_errors(path: str, offset: int | None, part: str = "its footer") -> Iterator[None]:
+def arrow_errors(path: str, offset: int | None, part: str = "its footer", kind: str = "Arrow IPC") -> Iterator[None]:
     """Turn Arrow's errors about damage at `offset` into a DataLossError."""
     try:
         with file_errors(path):
@@ -282,7 +282,7 @@ def arrow_errors(path: str, offset: int | None, part: str = "its footer") -> Ite
     except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        problem = f"The file must be an intact Arrow IPC file, but reading {part} fails: {error}"
+        problem = f"The file must be an intact {kind} file, but reading {part} fails: {error}"
         raise data_loss(path, offset or 0, problem) from error
 
 

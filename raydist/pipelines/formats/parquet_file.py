@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from raydist.core.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
-from raydist.pipelines.formats.arrow_file import as_arrow_file
-from raydist.pipelines.formats.files import OpenFile, data_loss, file_errors, open_file, read_range
+from raydist.pipelines.formats.arrow_file import arrow_errors, as_arrow_file
+from raydist.pipelines.formats.files import OpenFile, open_file, read_range
 
 ThriftStruct: TypeAlias = dict[int, Any]
 """Values by field number: bool, int, bytes, lists and structs; None for other types, which are skipped."""
@@ -380,16 +379,6 @@ def read_footer(opened: OpenFile) -> tuple[RowGroup, ...]:
     return parse_footer(tail[-_END.size - length : -_END.size])
 
 
-@contextmanager
-def parquet_errors(path: str, offset: int | None) -> Iterator[None]:
-    """Turn Arrow's errors about damage at `offset` into a DataLossError."""
-    try:
-        with file_errors(path):
-            yield
-    except RaydistError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        loss = data_loss(path, offset or 0, f"The file must be an intact Parquet file, but reading it fails: {error}")
-        raise loss from error
+def parquet_errors(path: str, offset: int | None) -> AbstractContextManager[None]:
+    """Return a context that turns Arrow's errors about damage at `offset` into a DataLossError."""
+    return arrow_errors(path, offset, "it", "Parquet")

@@ -38,6 +38,19 @@ from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 _MAX_BATCHES = 64  # made at a time
 
 
+def require_batch_size(size: int) -> None:
+    """Raise InvalidArgumentError unless batches may have `size` elements."""
+    if size < 1:
+        raise InvalidArgumentError(f"batch_size must be >= 1, got {size}.")
+
+
+def num_batches(count: int, size: int, drop_remainder: bool) -> int:
+    """Return the number of batches of `count` elements; a negative count is a cardinality, and stays."""
+    if count < 0:
+        return count
+    return count // size if drop_remainder else -(-count // size)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class BatchOp(UnaryOp):
@@ -51,18 +64,14 @@ class BatchOp(UnaryOp):
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InvalidArgumentError(f"batch_size must be >= 1, got {self.batch_size}.")
+        require_batch_size(self.batch_size)
 
     @property
     def label(self) -> str:
         return f"batch({self.batch_size}{', drop_remainder' if self.drop_remainder else ''})"
 
     def cardinality(self) -> int:
-        count = self.input.cardinality()
-        if count < 0:
-            return count
-        return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
+        return num_batches(self.input.cardinality(), self.batch_size, self.drop_remainder)
 
     def element_spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None

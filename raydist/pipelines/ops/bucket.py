@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, final
 
@@ -17,7 +17,7 @@ import numpy as np
 from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.core.nest import LEAF, Structure, unflatten
 from raydist.core.values import UNKNOWN_CARDINALITY
-from raydist.pipelines.elements.blocks import Block, copied
+from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import in_memory
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.functions import call_rows, function_label
@@ -31,10 +31,10 @@ from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp, UncountedO
 from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_watched
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.batch import cut_into_batches
+from raydist.pipelines.ops.group_by_window import KeyedGroups
 from raydist.pipelines.ops.padded_batch import Padding, group_of, rows_of_group
 
 _INT64 = TensorSpec((), np.int64)
-_MOST_KEPT_BLOCKS = 64  # in which elements wait for their batch: a rare bucket would keep one for each element
 
 
 @final
@@ -173,25 +173,14 @@ class BucketGroupsOp(UncountedOp):
 
 
 @final
-@dataclass(slots=True)
-class _Group:
-    """The elements of a bucket that is not full."""
-
-    count: int = 0
-    blocks: list[tuple[int, Block]] = field(default_factory=list)  # with the number of the input block
-    rows: list[int] = field(default_factory=list)  # of the current input block
-
-
-@final
 class _BucketGroups(ClosesInput, Producer):
     """A producer that holds the elements of all buckets that are not full."""
 
     def __init__(self, op: BucketGroupsOp, source: OpIterator) -> None:
-        self._op = op
+        self._drop_remainder = op.drop_remainder
         self._source = source
-        self._groups: dict[int, _Group] = {}
+        self._groups = KeyedGroups(op.buckets.batch_sizes.__getitem__)
         self._request = RequestSize()
-        self._num_blocks = 0
         self._ended = False
 
     def make(self, limit: int) -> Sequence[Item]:
@@ -204,40 +193,22 @@ class _BucketGroups(ClosesInput, Producer):
                 return [item] if isinstance(item, ElementError) else self._added(item)
         if not self._groups:
             raise StopIteration
-        bucket = min(self._groups)
-        group = self._groups.pop(bucket)
-        return [] if self._op.drop_remainder else [_group(bucket, group)]
+        rest = _group(*self._groups.pop_first())
+        return [] if self._drop_remainder else [rest]
 
     def _added(self, block: Block) -> list[Item]:
         items: list[Item] = []
         for row, bucket in enumerate(in_memory(block.columns[0]).tolist()):
-            group = self._groups.setdefault(bucket, _Group())
-            group.rows.append(row)
-            group.count += 1
-            if group.count == self._op.buckets.batch_sizes[bucket]:
-                self._settle(group, block)
-                items.append(_group(bucket, self._groups.pop(bucket)))
-        for group in self._groups.values():
-            self._settle(group, block)
-        self._num_blocks += 1
+            full = self._groups.add(bucket, row, block)
+            if full is not None:
+                items.append(_group(bucket, full))
+        self._groups.end_block(block)
         return items
 
-    def _settle(self, group: _Group, block: Block) -> None:
-        """Take the rows of a group out of the input block. Copy those that would keep an old stored block alive."""
-        if group.rows:
-            group.blocks.append((self._num_blocks, block.take(np.array(group.rows, np.int64))))
-            group.rows = []
-        oldest = self._num_blocks - _MOST_KEPT_BLOCKS
-        for place, (number, held) in enumerate(group.blocks):
-            if number >= oldest:
-                break
-            if held.is_remote:
-                group.blocks[place] = number, copied(held.in_memory())
 
-
-def _group(bucket: int, group: _Group) -> Item:
+def _group(bucket: int, blocks: list[Block]) -> Item:
     try:
-        return _keyed(group_of([_rows_of(block) for _, block in group.blocks]), [bucket])
+        return _keyed(group_of([_rows_of(block) for block in blocks]), [bucket])
     except SpecError as error:
         return ElementError(error)
 

@@ -431,7 +431,9 @@ class Cycle(ResumableProducer):
     def _restore_slot(self, place: int, state: Sequence[Any]) -> None:
         index, items_out, inner = state
         slot = self._fill(place)
-        if not isinstance(slot, CycleSlot):
+        if slot is None:
+            raise StopIteration
+        if isinstance(slot, ElementError):
             raise FailedPreconditionError(
                 f"{self._opener.name} must make the same dataset of input {index} again to resume, got {slot}. Resume "
                 "with the data and functions that the state was saved with."

@@ -12,7 +12,7 @@ from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.core.exception_utils import LEAVING, annotate, as_exception
 from raydist.core.nest import LEAF, Structure, unflatten
 from raydist.core.values import UNKNOWN_CARDINALITY
-from raydist.pipelines.elements.blocks import Block, concat_blocks, object_column
+from raydist.pipelines.elements.blocks import Block, concat_blocks, copied, object_column
 from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import as_leaf
@@ -29,6 +29,7 @@ from raydist.pipelines.sources.memory import MemoryOp
 
 _INT64 = np.dtype(np.int64)
 _PAIR = (LEAF, LEAF)
+_MOST_KEPT_BLOCKS = 64  # in which elements wait for their group
 _WHOLE = 1 << 62  # a turn that lasts until its dataset ends
 
 
@@ -72,24 +73,71 @@ class KeyedWindowsOp(UncountedOp):
 
 @final
 @dataclass(slots=True)
-class _Window:
-    """A window that is not full yet.
+class _Group:
+    """The elements of a group that is not complete.
 
     Attributes:
-        missing: Number of elements until it is full.
-        blocks: Elements of earlier blocks.
-        rows: Rows of the current block that belong to the window.
+        missing: Number of elements until it is complete.
+        blocks: Elements of earlier input blocks, with the numbers of these blocks.
+        rows: Rows of the current input block that belong to the group.
     """
 
     missing: int
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[tuple[int, Block]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
 
-    def settle(self, block: Block) -> None:
-        """Copy the rows from the block."""
-        if self.rows:
-            self.blocks.append(block.take(np.array(self.rows, np.int64)))
-            self.rows = []
+
+@final
+class KeyedGroups:
+    """Elements in groups by key. A group is complete when it has as many elements as `size_of` its key says.
+
+    Few elements may wait in blocks of the object store: each rare key would keep such a block for each element.
+    """
+
+    def __init__(self, size_of: Callable[[int], int]) -> None:
+        self._size_of = size_of
+        self._groups: dict[int, _Group] = {}
+        self._num_blocks = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def add(self, key: int, row: int, block: Block) -> list[Block] | None:
+        """Add a row of the current input block. Return the blocks of its group if it is complete."""
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(self._size_of(key))
+        group.rows.append(row)
+        group.missing -= 1
+        if group.missing:
+            return None
+        self._settle(group, block)
+        return [rows for _, rows in self._groups.pop(key).blocks]
+
+    def end_block(self, block: Block) -> None:
+        """Take the rows of all groups out of the current input block."""
+        for group in self._groups.values():
+            self._settle(group, block)
+        self._num_blocks += 1
+
+    def _settle(self, group: _Group, block: Block) -> None:
+        if group.rows:
+            group.blocks.append((self._num_blocks, block.take(np.array(group.rows, np.int64))))
+            group.rows = []
+        oldest = self._num_blocks - _MOST_KEPT_BLOCKS
+        for place, (number, held) in enumerate(group.blocks):
+            if number >= oldest:
+                break
+            if held.is_remote:
+                group.blocks[place] = number, copied(held.in_memory())
+
+    def pop_first(self) -> tuple[int, list[Block]]:
+        """Return the smallest key and the blocks of its group, and forget the group."""
+        key = min(self._groups)
+        return key, [rows for _, rows in self._groups.pop(key).blocks]
+
+    def clear(self) -> None:
+        self._groups.clear()
 
 
 @final
@@ -100,7 +148,7 @@ class _KeyedWindows(Producer):
         self._op = op
         self._source = source
         self._name = name
-        self._windows: dict[int, _Window] = {}
+        self._windows = KeyedGroups(self._size)
         self._index = 0  # index of the next element
         self._request = RequestSize()
         self._ended = False
@@ -113,8 +161,7 @@ class _KeyedWindows(Producer):
                 self._ended = True
         if not self._windows:
             raise StopIteration
-        key = min(self._windows)
-        return [self._pair(key, self._windows.pop(key))]
+        return [self._pair(*self._windows.pop_first())]
 
     def _group(self, item: Item) -> list[Item]:
         if isinstance(item, ElementError):
@@ -125,8 +172,7 @@ class _KeyedWindows(Producer):
             done = key if isinstance(key, ElementError) else self._add(int(key), row, item)
             if done is not None:
                 items.append(done)
-        for window in self._windows.values():
-            window.settle(item)
+        self._windows.end_block(item)
         self._index += item.num_rows
         return items
 
@@ -148,22 +194,14 @@ class _KeyedWindows(Producer):
 
     def _add(self, key: int, row: int, block: Block) -> Item | None:
         """Add an element to its window. Return the window if it is full, or an error in place of the element."""
-        window = self._windows.get(key)
-        if window is None:
-            try:
-                window = _Window(self._size(key))
-            except LEAVING:
-                raise
-            except BaseException as error:  # of the user's function on this element
-                annotate(error, f"In {self._name}, for the window of key {key}.")
-                return ElementError(as_exception(error), self._index + row)
-            self._windows[key] = window
-        window.rows.append(row)
-        window.missing -= 1
-        if window.missing:
-            return None
-        window.settle(block)
-        return self._pair(key, self._windows.pop(key))
+        try:
+            blocks = self._windows.add(key, row, block)
+        except LEAVING:
+            raise
+        except BaseException as error:  # of the user's function for the size of a window
+            annotate(error, f"In {self._name}, for the window of key {key}.")
+            return ElementError(as_exception(error), self._index + row)
+        return None if blocks is None else self._pair(key, blocks)
 
     def _size(self, key: int) -> int:
         if self._op.window_size_func is None:
@@ -173,9 +211,9 @@ class _KeyedWindows(Producer):
             raise InvalidArgumentError(f"A window size must be >= 1, got {size}.")
         return size
 
-    def _pair(self, key: int, window: _Window) -> Item:
+    def _pair(self, key: int, blocks: list[Block]) -> Item:
         try:
-            rows = concat_blocks(window.blocks)
+            rows = concat_blocks(blocks)
         except SpecError as error:
             return ElementError(error)
         spec = DatasetSpec(unflatten(rows.structure, rows.specs))

@@ -26,6 +26,7 @@ from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.probe import PROBED_ELEMENTS, QUICK_S, open_probe
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
+from raydist.pipelines.ops.batch import num_batches, require_batch_size
 
 _MAX_BATCHES = 64  # made at a time
 
@@ -57,8 +58,7 @@ class GroupedBatchOp(UnaryOp):
     made_by: str = "batch"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InvalidArgumentError(f"batch_size must be >= 1, got {self.batch_size}.")
+        require_batch_size(self.batch_size)
 
     @property
     def name(self) -> str:
@@ -70,10 +70,7 @@ class GroupedBatchOp(UnaryOp):
         return f"{self.made_by}({self.batch_size}{dropping}{self.maker.label})"
 
     def cardinality(self) -> int:
-        count = self.input.cardinality()
-        if count < 0:
-            return count
-        return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
+        return num_batches(self.input.cardinality(), self.batch_size, self.drop_remainder)
 
     def element_spec(self) -> Any:
         return self._spec

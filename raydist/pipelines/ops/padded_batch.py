@@ -29,6 +29,7 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator
+from raydist.pipelines.ops.batch import num_batches, require_batch_size
 from raydist.pipelines.ops.grouped import BatchProducer
 
 
@@ -45,18 +46,14 @@ class RowGroupsOp(UnaryOp):
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise InvalidArgumentError(f"batch_size must be >= 1, got {self.group_size}.")
+        require_batch_size(self.group_size)
 
     @property
     def label(self) -> str:
         return f"row_groups({self.group_size}{', drop_remainder' if self.drop_remainder else ''})"
 
     def cardinality(self) -> int:
-        count = self.input.cardinality()
-        if count < 0:
-            return count
-        return count // self.group_size if self.drop_remainder else -(-count // self.group_size)
+        return num_batches(self.input.cardinality(), self.group_size, self.drop_remainder)
 
     def element_spec(self) -> Any:
         size = self.group_size if self.drop_remainder else None

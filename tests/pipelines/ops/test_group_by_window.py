@@ -8,7 +8,7 @@ import pytest
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.ops import bucket
+from raydist.pipelines.ops import group_by_window
 from raydist.pipelines.ops.group_by_window import KeyedWindowsOp
 from tests.contracts.op import collect, iterate, same
 from tests.pipelines.storing_executor import InStore, StoringExecutor
@@ -167,7 +167,7 @@ def test_a_length_must_be_a_whole_number() -> None:
 
 
 def test_an_element_that_waits_long_keeps_no_stored_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "_MOST_KEPT_BLOCKS", 1)
+    monkeypatch.setattr(group_by_window, "_MOST_KEPT_BLOCKS", 1)
     loaded: list[int] = []
     load = InStore.load
 

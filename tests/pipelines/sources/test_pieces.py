@@ -1,4 +1,4 @@
-"""A file of records that is a list."""
+"""Rows of table files, file after file and in pieces that workers read, against files that this process reads."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from raydist import Dataset, TFRecordDataset, TFRecordWriter
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.sources import row_lines
-from raydist.pipelines.sources import table_files as pieces
+from raydist.pipelines.sources import row_lines, table_files
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
 from raydist.pipelines.sources.table_files import FileRows, TableFilesOp
 from tests.contracts.op import MakeExecutor, check_op, collect, iterate, same
@@ -88,9 +87,9 @@ def test_a_state_of_more_files_is_refused() -> None:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_LEAST_BYTES", 60)
-    monkeypatch.setattr(pieces, "_MOST_BYTES", 60)
-    monkeypatch.setattr(pieces, "_FIRST_ROWS", 3)
+    monkeypatch.setattr(table_files, "_LEAST_BYTES", 60)
+    monkeypatch.setattr(table_files, "_MOST_BYTES", 60)
+    monkeypatch.setattr(table_files, "_FIRST_ROWS", 3)
     monkeypatch.setattr(row_lines, "_MIN_LINES", 3)
 
 
