@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydist as rd
-from raydist.image import value_range as affine_module
 from raydist.image.value_range import affine
 from tests.image.samples import PIXELS, picture
 
@@ -250,17 +248,14 @@ def test_each_channel_has_its_own_numbers() -> None:
     assert np.array_equal(affine(image[:, ::-1], 1, 1), image[:, ::-1] + 1.0)  # a view, from right to left
 
 
-@given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([1, 3, 4]), st.integers(1, 500), st.booleans())
-def test_every_size_gives_what_numpy_gives(height: int, width: int, channels: int, line: int, whole: bool) -> None:
+@given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([1, 3, 4]), st.booleans())
+def test_every_size_gives_what_numpy_gives(height: int, width: int, channels: int, whole: bool) -> None:
     image = np.arange(height * width * channels, dtype=np.uint8).reshape(height, width, channels)
     if not whole:
         image = image.astype(np.float32)
     kept = image.copy()
     scale, offset = np.linspace(0.1, 3, channels, dtype=np.float32), np.linspace(-1, 1, channels, dtype=np.float32)
-    with mock.patch.object(affine_module, "_LINE", line):
-        affine_module._rows_together.cache_clear()
-        result = affine(image, scale, offset)
-    affine_module._rows_together.cache_clear()
+    result = affine(image, scale, offset)
     assert np.array_equal(result, image.astype(np.float32) * scale + offset), "the same bits"
     assert np.array_equal(image, kept)
     assert result.dtype == np.float32

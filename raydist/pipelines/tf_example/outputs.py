@@ -1,4 +1,4 @@
-"""Columns of wanted features, filled record by record or for many records at once, and outputs made from them."""
+"""Columns of wanted features, filled record by record, and outputs made from them."""
 
 from __future__ import annotations
 
@@ -30,21 +30,16 @@ _INT64 = np.dtype(np.int64)
 
 
 class FeatureColumn(ABC):
-    """The column of one feature, with one row per record of `num_values` values; None for any number."""
+    """The column of one feature, with one row per record."""
 
-    def __init__(self, name: str, dtype: np.dtype[Any], num_values: int | None) -> None:
+    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
         self.name = name
-        self.num_values = num_values
         self.kind = LIST_FIELDS[dtype]
         self._dtype = column_dtype(dtype)
 
     @abstractmethod
     def add(self, found: Any, index: int) -> None:
         """Set the row of record `index` from the record's feature map `found`."""
-
-    @abstractmethod
-    def fill(self, rows: Any, values: FeatureArray) -> None:
-        """Set the rows of the records `rows` from `values`: one line each, with `num_values` values."""
 
     @abstractmethod
     def array(self) -> FeatureArray:
@@ -72,21 +67,18 @@ class FixedColumn(FeatureColumn):
     """A column whose rows have one shape."""
 
     def __init__(self, name: str, feature: FixedLenFeature, num_records: int) -> None:
-        super().__init__(name, feature.dtype, feature.num_values)
+        super().__init__(name, feature.dtype)
         self._feature = feature
         self._rows = np.empty((num_records, *feature.shape), self._dtype)
 
     def add(self, found: Any, index: int) -> None:
         values = getattr(found[self.name], self.kind).value
-        if len(values) != self.num_values or not values and self._is_missing(found, index):
+        if len(values) != self._feature.num_values or not values and self._is_missing(found, index):
             self._rows[index] = self._default(found, index, len(values))
         elif self._feature.shape == ():
             self._rows[index] = values[0]
         else:
             self._rows[index] = self._vector(values).reshape(self._feature.shape)
-
-    def fill(self, rows: Any, values: FeatureArray) -> None:
-        self._rows[rows] = values.reshape(len(values), *self._feature.shape)
 
     def array(self) -> FeatureArray:
         return self._rows
@@ -113,7 +105,7 @@ class RaggedColumn(FeatureColumn):
     """A column with any number of values per record. `rows` are arrays of shape (k,)."""
 
     def __init__(self, name: str, dtype: np.dtype[Any], num_records: int) -> None:
-        super().__init__(name, dtype, None)
+        super().__init__(name, dtype)
         self.rows: list[FeatureArray] = [np.empty(0, self._dtype)] * num_records
 
     def add(self, found: Any, index: int) -> None:
@@ -121,10 +113,6 @@ class RaggedColumn(FeatureColumn):
         if not values:
             self._is_missing(found, index)
         self.rows[index] = self._vector(values)
-
-    def fill(self, rows: Any, values: FeatureArray) -> None:
-        for row, line in zip(rows, values, strict=True):
-            self.rows[row] = line
 
     def array(self) -> FeatureArray:
         return object_column(self.rows)
