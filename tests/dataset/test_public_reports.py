@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import ray.data
 import torch
@@ -25,75 +21,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(part) for part in value]
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def resumed_twice(make: Callable[[], rd.Dataset], position: int) -> list[Any]:
-    """What an iteration hands out that is saved and resumed at a position, and again two elements later."""
-    found: list[Any] = []
-    state = None
-    for count in (position, 2, 1 << 30):
-        iterator = iter(make())
-        iterator.state_dict()  # asking for the state of a new iterator does not fix its place
-        if state is not None:
-            iterator.load_state_dict(state)
-        for _ in range(count):
-            try:
-                found.append(plain(next(iterator)))
-            except StopIteration:
-                break
-        state = json.loads(json.dumps(iterator.state_dict()))
-    return found
-
-
-@pytest.mark.parametrize("kind", ["filtered table", "filtered files", "shuffled", "windows"])
-def test_an_epoch_that_is_resumed_twice(kind: str, tmp_path: Path) -> None:
-    """Kind: a state stops moving, or runs ahead to the end of a table, after an iterator was resumed.
-
-    huggingface/datasets 8308, 8359, 7901; KempnerForge 57; google/grain 1178; meta-pytorch/data 1548.
-    """
-    table = pa.table({"a": list(range(20))})
-    pq.write_table(table, tmp_path / "x.parquet", row_group_size=7)
-    kinds: dict[str, Callable[[], rd.Dataset]] = {
-        "filtered table": lambda: rd.Dataset.from_arrow(table).filter(lambda row: row["a"] % 3 != 0),
-        "filtered files": lambda: (
-            rd.Dataset.from_parquet(str(tmp_path / "x.parquet")).filter(lambda row: row["a"] % 3 != 0).batch(2)
-        ),
-        "shuffled": lambda: rd.Dataset.range(20).shuffle(8, seed=1).map(lambda x: 2 * x, num_parallel_calls=2).batch(2),
-        "windows": lambda: rd.Dataset.range(12).window(4).flat_map(lambda window: window.shuffle(4, seed=2)),
-    }
-    expected = plain(list(kinds[kind]()))
-    for position in (0, 1, 3, len(expected) - 1, len(expected)):
-        assert resumed_twice(kinds[kind], position) == expected
-
-
-def test_an_empty_source_among_others() -> None:
-    """Kind: an empty dataset in a mixture doubles a row of its neighbour, or is an index error.
-
-    huggingface/datasets 8626.
-    """
-    none = rd.Dataset.range(3).filter(lambda x: x > 9)
-    some, one = rd.Dataset.range(2), rd.Dataset.range(10, 11)
-    for seed in range(5):
-        for mixed in ([none, some, one], [some, one, none], [rd.Dataset.range(0), some, none, one]):
-            chosen = rd.Dataset.sample_from_datasets(mixed, [1 / len(mixed)] * len(mixed), seed=seed)
-            assert sorted(plain(list(chosen))) == [0, 1, 10]
-
-
-def test_take_stays_behind_what_changes_the_number_of_rows() -> None:
-    """Kind: an optimisation moves `limit` in front of a function that drops or adds rows.
-
-    ray-project/ray 60448.
-    """
-
-    def odd(rows: Any) -> Any:
-        return rows[rows % 2 == 1]
-
-    numbers = rd.Dataset.range(40).map_batches(odd, 8)
-    assert plain(list(numbers.take(5))) == [1, 3, 5, 7, 9]
-    assert plain(list(numbers.skip(3).take(2))) == [7, 9]
-    assert plain(list(numbers.shard(3, 1).take(2))) == [3, 9]
-    assert plain(list(rd.Dataset.range(10).map_batches(lambda rows: np.repeat(rows, 2), 4).take(3))) == [0, 0, 1]
-    assert plain(list(rd.Dataset.range(10).batch(4).unbatch().take(5).batch(2))) == [[0, 1], [2, 3], [4]]
 
 
 def test_members_of_a_tar_file_that_are_no_neighbours(tmp_path: Path) -> None:

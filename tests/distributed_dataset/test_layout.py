@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ import torch
 from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import InputSide, LocalDistributedDataset, distribute
 from raydist.distributed_dataset.base import require_shared
-from raydist.distributed_dataset.per_replica import InputLayout, chosen_policy
+from raydist.distributed_dataset.per_replica import InputLayout
 from raydist.options import AutoShardPolicy, InputOptions, InputReplicationMode, Options, Timeouts
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.strategies.one_device import OneDeviceStrategy
@@ -80,49 +78,9 @@ def test_workers_have_equally_many() -> None:
 FILE, DATA, OFF, AUTO = AutoShardPolicy.FILE, AutoShardPolicy.DATA, AutoShardPolicy.OFF, AutoShardPolicy.AUTO
 
 
-@pytest.fixture
-def lines(tmp_path: Path) -> Dataset:
-    paths = [tmp_path / "a", tmp_path / "b"]
-    for path in paths:
-        path.write_text("1\n2\n")
-    return TextLineDataset(paths).batch(2)
-
-
 def job(layout: InputLayout, replicas: int, workers: int) -> InputJob | MergedJob:
     side = InputSide(FakeHost(), replicas, Timeouts(), lambda: None, num_workers=workers)
     return layout.job(side, seed=3, epoch=1, options=Options(), input_options=OPTIONS)
-
-
-def test_with_one_worker_all_policies_are_the_same(lines: Dataset) -> None:
-    for policy in AutoShardPolicy:
-        assert chosen_policy(lines._op, policy, 1) is DATA
-        assert len(InputLayout.of_batches(Dataset.range(3).batch(1)._op, policy, 1).of_workers) == 1
-
-
-def test_auto_is_decided_by_the_source(lines: Dataset) -> None:
-    assert chosen_policy(lines._op, AUTO, 2) is FILE
-    assert chosen_policy(Dataset.range(3)._op, AUTO, 2) is DATA
-    assert [chosen_policy(lines._op, policy, 2) for policy in (FILE, DATA, OFF)] == [FILE, DATA, OFF]
-
-
-def test_one_pipeline_serves_all_under_data(lines: Dataset) -> None:
-    whole = job(InputLayout.of_batches(lines._op, DATA, 2), 4, 2)
-    assert isinstance(whole, InputJob)
-    assert (whole.num_replicas, whole.num_pieces, whole.label) == (4, None, "epoch 1 of the distributed dataset")
-    alone = job(InputLayout.of_batches(lines._op, DATA, 1), 4, 1)
-    assert isinstance(alone, InputJob)
-    assert (whole.serves_workers, alone.serves_workers) == (True, False)
-
-
-@pytest.mark.parametrize("policy", [FILE, OFF])
-def test_each_worker_has_a_pipeline_of_its_own(lines: Dataset, policy: AutoShardPolicy) -> None:
-    whole = job(InputLayout.of_batches(lines._op, policy, 2), 4, 2)
-    assert isinstance(whole, MergedJob)
-    assert (whole.num_replicas, whole.num_pipelines, whole.timeouts) == (4, 1, Timeouts())
-    assert [(part.num_replicas, part.num_pieces, part.seed, part.epoch) for part in whole.jobs] == [(2, 4, 3, 1)] * 2
-    assert [part.label[-13:] for part in whole.jobs] == ["worker 0 of 2", "worker 1 of 2"]
-    assert (whole.jobs[0].ops == whole.jobs[1].ops) is (policy is OFF)
-    assert [len(pickle.loads(part.ops)) for part in whole.jobs] == [1, 1]
 
 
 def test_elements_of_functions_go_to_workers_in_order() -> None:

@@ -26,11 +26,6 @@ def lists(batch: PerReplica) -> list[Any]:
     return [value.tolist() for value in batch.values]
 
 
-def steps(dataset: Dataset, num_replicas: int, options: InputOptions = OPTIONS) -> list[list[Any]]:
-    with fake_side(num_replicas) as side:
-        return [lists(batch) for batch in distribute(dataset, side, options)]
-
-
 @settings(max_examples=20)
 @given(
     size=st.integers(0, 25),

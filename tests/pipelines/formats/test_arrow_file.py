@@ -192,24 +192,6 @@ def sizes_of(content: bytes) -> ArrowSizes:
     return ArrowSizes(io.BytesIO(content), len(content))
 
 
-def test_without_compression_all_stays_as_it_is() -> None:
-    sizes = sizes_of(written(None))
-    assert all(part.raw == part.stored for part in (*sizes.dictionaries(), *map(sizes.batch, range(3))))
-
-
-@pytest.mark.parametrize("compression", ["zstd", "lz4"])
-def test_compressed_batches(compression: str) -> None:
-    content = written(compression)
-    sizes, plain = sizes_of(content), sizes_of(written(None))
-    assert len(sizes.dictionaries()) == 1
-    for number in range(3):
-        found, expected = sizes.batch(number), plain.batch(number)
-        assert found.stored < found.raw
-        assert expected.raw * 0.9 < found.raw <= expected.raw  # buffers of files are padded
-        message = pa.ipc.read_message(pa.py_buffer(content[found.offset :]))
-        assert (message.type, message.body.size) == ("record batch", found.stored)
-
-
 def test_damage_is_a_value_error() -> None:
     content = written("zstd")
     draw = random.Random(0)

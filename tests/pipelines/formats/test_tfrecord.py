@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError, SpecError
-from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.tfrecord import (
     MAX_RECORD_BYTES,
     TFRecordOptions,
-    TFRecordReader,
     TFRecordWriter,
     frame,
     masked_crc32c,
@@ -44,11 +42,6 @@ def test_crc_of_known_data(data: bytes, crc: int) -> None:
     assert masked_crc32c(data).to_bytes(4, "little") == masked(data)
 
 
-def test_header_written_by_tensorflow() -> None:
-    """The first 12 bytes of a file that TensorFlow wrote: a record of 591 bytes."""
-    assert frame(bytes(591))[:12] == bytes.fromhex("4f02000000000000 70e770e6")
-
-
 def test_bytes_by_hand(tmp_path: Path) -> None:
     assert crc32c(b"a") == 0xC1D04330
     assert frame(b"a") + frame(b"") == BY_HAND
@@ -68,15 +61,6 @@ def test_records_larger_than_the_buffer(tmp_path: Path) -> None:
     large = random.Random(0).randbytes(3 << 20)
     path.write_bytes(b"".join(frame(r) for r in (b"first", large, b"", large[:300_000], b"last")))
     assert read_all(path) == ([b"first", large, b"", large[:300_000], b"last"], [])
-
-
-def test_one_call_stops_after_some_megabytes(tmp_path: Path) -> None:
-    path = tmp_path / "x.tfrecord"
-    path.write_bytes(frame(bytes(1 << 20)) * 10)
-    reader = TFRecordReader(open_stream(str(path), None))
-    found, error = reader.read(10)
-    assert (len(found), error) == (4, None)
-    reader.close()
 
 
 def test_damaged_data_costs_one_record(tmp_path: Path) -> None:
@@ -143,14 +127,6 @@ def test_lengths_that_lie(tmp_path: Path, compression: str | None, good_crc: boo
     assert peak_bytes < 4 << 20
 
 
-def test_message_of_a_length_beyond_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.tfrecord"
-    stated = (1000).to_bytes(8, "little")
-    path.write_bytes(stated + masked(stated) + bytes(50))
-    _, (error,) = read_all(path)
-    assert "A record of 1000 bytes must fit into the file, but at most 50 are left: record 0" in str(error)
-
-
 def test_limit_of_a_record(tmp_path: Path) -> None:
     path = tmp_path / "x.tfrecord"
     path.write_bytes(framed(b"1234", b"12345"))
@@ -184,25 +160,6 @@ def test_a_compressed_file_read_as_plain_is_recognised(tmp_path: Path, compressi
     assert f"the file looks compressed: try compression_type={compression!r}" in str(error)
 
 
-def test_an_error_of_the_system_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x.tfrecord"
-    path.write_bytes(framed(b"a") * 20_000)
-    stream = open_stream(str(path), None)
-    reader = TFRecordReader(stream)
-    first, _ = reader.read(1)
-    assert first == [b"a"]
-
-    def broken(size: int) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(stream, "read", broken)
-    records, error = reader.read(30_000)
-    assert len(records) > 10_000  # what the buffer held
-    assert isinstance(error, OSError)
-    assert reader.ended
-    reader.close()
-
-
 @pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
 def test_which_cuts_are_noticed(tmp_path: Path, compression: str | None) -> None:
     """All but those of a plain file exactly between two records: the format says nowhere how many there are.
@@ -228,15 +185,6 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, compression: str |
         for record in records:
             writer.write(record)
     assert read_all(path, compression) == (records, [])
-
-
-def test_bytes_are_the_format(tmp_path: Path) -> None:
-    path = tmp_path / "x.tfrecord"
-    with TFRecordWriter(str(path)) as writer:
-        writer.write(b"one")
-        writer.write(bytearray(b"two"))
-        writer.write(memoryview(b"three"))
-    assert path.read_bytes() == framed(b"one", b"two", b"three")
 
 
 @pytest.mark.parametrize("compression", COMPRESS)

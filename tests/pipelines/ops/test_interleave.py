@@ -16,11 +16,8 @@ from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import count_items
-from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.ops.cycle import CycleSlot, CycleTurns, Turn, weave
+from raydist.pipelines.ops.cycle import CycleSlot
 from raydist.pipelines.run.plan import open_iterator
 from raydist.pipelines.sources.range import RangeOp
 from tests.contracts.op import collect, iterate
@@ -141,37 +138,6 @@ def slot(start: int, stop: int) -> CycleSlot:
     return CycleSlot(0, ({}, 0), source)
 
 
-def test_whole_rounds_are_woven() -> None:
-    slots = [slot(0, 9), slot(10, 19)]
-    woven = weave(slots, block_length=2, rounds=3)
-    assert woven is not None
-    assert woven.columns[0].tolist() == [0, 1, 10, 11, 2, 3, 12, 13, 4, 5, 14, 15]
-    assert [one.items_out for one in slots] == [6, 6]
-
-
-def test_the_shortest_slot_limits_the_rounds() -> None:
-    slots = [slot(0, 9), slot(10, 13)]
-    woven = weave(slots, block_length=1, rounds=5)
-    assert woven is not None
-    assert woven.columns[0].tolist() == [0, 10, 1, 11, 2, 12]
-    assert weave(slots, block_length=1, rounds=5) is None
-    assert [count_items(one.take(9)) for one in slots] == [6, 0]
-
-
-def test_a_state_counts_what_was_taken_of_a_block_read_ahead() -> None:
-    first = slot(0, 9)
-    assert first.ready(wanted=4, needed=1) is not None
-    first.take(3)
-    assert first.state_dict()["skip"] == 3
-    for state in (first.state_dict(), None):
-        resumed = slot(0, 9)
-        resumed.restore(3, state)
-        (block,) = resumed.take(2)
-        assert isinstance(block, Block)
-        assert block.columns[0].tolist() == [3, 4]
-        assert resumed.items_out == 5
-
-
 def test_a_shorter_dataset_cannot_be_resumed() -> None:
     with pytest.raises(FailedPreconditionError, match="the same elements again to resume after 5"):
         slot(0, 3).restore(5, None)
@@ -190,17 +156,6 @@ def test_elements_without_numbers_are_woven_too() -> None:
 def rows_of(number: np.int64) -> Dataset:
     first = 10 * int(number)
     return Dataset.range(first, first + int(number)).map(lambda x: x)
-
-
-def test_notes_are_followed() -> None:
-    order = ArrivalOrder()
-    order.was_given(0, 2)
-    order.was_read(0, 5)
-    turns = CycleTurns(order, "interleave-1@0")
-    assert turns.choose(3, [None] * 4, may_fill=True) == Turn(1, 5)
-    turns.took(5)
-    assert turns.choose(2, [None] * 4, may_fill=False) == Turn(2, None)
-    assert turns.state_dict() == {"order": "interleave-1@0", "first": 1, "given": 1}
 
 
 def test_a_slow_dataset_does_not_hold_back_others() -> None:

@@ -12,12 +12,8 @@ import torch
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.elements.items import ElementError
-from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.ops import map as map_module
-from raydist.pipelines.ops.map import items_of_results, split_label
+from raydist.pipelines.ops.map import split_label
 from tests.contracts.op import EXECUTORS, collect, iterate
 from tests.pipelines.model import recorder
 
@@ -168,42 +164,6 @@ def test_random_numbers_depend_on_seed_operation_epoch_and_index_alone() -> None
     assert numbers(Dataset.range(6).map(draw).with_options(Options(seed=1)).batch(3).unbatch()) == first
     assert numbers(Dataset.range(6).map(draw).map(draw).with_options(Options(seed=1))) != first
     assert numbers(Dataset.range(6).map(draw, seed=7)) == numbers(Dataset.range(6).map(draw, seed=7))
-
-
-def made_of(monkeypatch: pytest.MonkeyPatch, fn: Any, num_rows: int) -> tuple[list[int], list[Any]]:
-    """How many results were stacked at a time, and the items of one block."""
-    parts: list[int] = []
-
-    def counted(results: list[Any], *args: Any) -> Any:
-        parts.append(len(results))
-        return items_of_results(results, *args)
-
-    monkeypatch.setattr(map_module, "items_of_results", counted)
-    kernel = map_module._MapKernel(fn, "fn", None, None, RandomKey(0, "map-1"))
-    return parts, [*kernel.run(block_of_rows(range(num_rows)), 100)]
-
-
-@pytest.mark.parametrize("failing", [{0}, {63, 64}, {65, 300, 699}, {*range(128, 512)}])
-@pytest.mark.parametrize("width", [1, 1 << 10])
-def test_errors_in_a_large_block_keep_their_places(
-    monkeypatch: pytest.MonkeyPatch, failing: set[int], width: int
-) -> None:
-    def fn(x: Any) -> Any:
-        if int(x) in failing:
-            raise ValueError(f"not {x}")
-        return np.full(width, x, np.float32)
-
-    _, items = made_of(monkeypatch, fn, 700)
-    at = 0
-    for item in items:
-        if isinstance(item, ElementError):
-            assert (str(item.error), item.index) == (f"not {at}", 100 + at)
-            failing = failing - {at}
-            at += 1
-        else:
-            assert item.columns[0][:, 0].tolist() == [*range(at, at + item.num_rows)]
-            at += item.num_rows
-    assert (at, failing) == (700, set())
 
 
 def test_ragged_rows_are_copies_of_what_a_function_returns() -> None:

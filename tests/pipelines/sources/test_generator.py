@@ -58,32 +58,6 @@ def test_arguments_arrive_as_numpy() -> None:
     assert [got[0], got[1].tolist(), got[2], got[3]] == [3, [1.5], "text", 4]
 
 
-@pytest.mark.parametrize("size", [0, 1, 7])
-def test_resumes_anywhere(size: int) -> None:
-    dataset = rd.Dataset.from_generator(count, output_signature=INT, args=(size,))
-    check_op(lambda: dataset, [np.int64(i) for i in range(size)])
-    check_op(lambda: dataset.repeat(2).batch(3))
-
-
-def test_resuming_runs_the_generator_again_and_drops() -> None:
-    made = []
-
-    def values() -> Iterator[int]:
-        for i in range(5):
-            made.append(i)
-            yield i
-
-    dataset = rd.Dataset.from_generator(values, output_signature=INT)
-    iterator = dataset.as_numpy_iterator()
-    collect(iterator, 3)
-    state = iterator.state_dict()
-    made.clear()
-    resumed = dataset.as_numpy_iterator()
-    resumed.load_state_dict(state)
-    assert next(resumed) == 3
-    assert made[:4] == [0, 1, 2, 3]
-
-
 def test_a_generator_that_became_shorter_cannot_be_resumed() -> None:
     sizes = iter([5, 2])
     dataset = rd.Dataset.from_generator(lambda: range(next(sizes)), output_signature=INT)
@@ -147,11 +121,6 @@ def test_a_buffer_that_is_used_again() -> None:
 
     dataset = rd.Dataset.from_generator(values, output_signature=rd.TensorSpec((2,), "int64"))
     assert [x.tolist() for x in dataset.batch(3)] == [[[0, 0], [1, 1], [2, 2]]]
-
-
-def test_an_infinite_generator() -> None:
-    dataset = rd.Dataset.from_generator(itertools.count, output_signature=INT)
-    assert [int(x) for x in dataset.skip(2).take(3)] == [2, 3, 4]
 
 
 def test_large_values_come_in_small_blocks() -> None:
@@ -308,17 +277,6 @@ def test_a_signature_holds_specs(signature: Any) -> None:
         Signature.parse(signature)
 
 
-def test_columns_are_dense_where_shapes_agree() -> None:
-    signature = Signature.parse((TensorSpec((None,), "float32"), TensorSpec((), bytes), TensorSpec((None,), str)))
-    same = signature.block([signature.leaves(([1.0], b"a", ["x"])), signature.leaves(([2.0], b"b", ["y"]))])
-    assert [column.dtype for column in same.columns] == [np.dtype(np.float32), np.dtype(object), np.dtype(object)]
-    assert [column.shape for column in same.columns] == [(2, 1), (2,), (2, 1)]
-    ragged = signature.block([signature.leaves(([1.0], b"a", [])), signature.leaves(([], b"b", ["y"]))])
-    assert [column.shape for column in ragged.columns] == [(2,), (2,), (2,)]
-    assert [row.dtype for row in ragged.columns[0]] == [np.dtype(np.float32)] * 2
-    assert ragged.specs == signature.specs
-
-
 def test_a_tuple_for_one_tensor_gets_advice() -> None:
     advice = "A tuple is a structure: yield a list for one tensor"
     spec = TensorSpec((2,), "int64")
@@ -330,14 +288,6 @@ def test_a_tuple_for_one_tensor_gets_advice() -> None:
         Signature.parse((spec, spec)).leaves(([1, 2],))
     assert advice not in str(caught.value)
     assert Signature.parse(spec).leaves([1, 2])[0].tolist() == [1, 2]
-
-
-def test_rows_of_any_rank_have_the_shape_that_they_have() -> None:
-    signature = Signature.parse((TensorSpec(None, "int64"), TensorSpec(None, bytes)))
-    one = signature.block([signature.leaves(([1, 2], b"a")), signature.leaves(([3, 4], b"b"))])
-    assert one.specs == (TensorSpec((2,), "int64"), TensorSpec((), bytes))
-    other = signature.block([signature.leaves(([1, 2], b"a")), signature.leaves((3, b"b"))])
-    assert other.specs[0] == TensorSpec(None, "int64")
 
 
 class Squares(Dataset[Any]):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydist.core.errors import FailedPreconditionError, NotFoundError
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.items import count_items
@@ -124,20 +124,6 @@ def test_a_file_that_was_left_is_no_lock(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_the_holder_of_a_removed_file_has_nothing(tmp_path: Path) -> None:
-    first, second = (FileLock(str(tmp_path / "x.lock")) for _ in range(2))
-    assert first.acquire()
-    (tmp_path / "x.lock").unlink()
-    assert second.acquire()
-    second.release()
-    first.release()
-
-
-def test_a_parent_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        FileLock(str(tmp_path / "no" / "x.lock")).acquire()
-
-
 def test_a_lock_of_a_file_that_was_just_removed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = FileLock(str(tmp_path / "x.lock"))
     flock = fcntl.flock
@@ -173,9 +159,3 @@ def test_what_is_no_lock_is_not_overwritten(tmp_path: Path) -> None:
         path.unlink()
     assert precious.read_text() == "precious"
     assert [entry.name for entry in tmp_path.iterdir()] == ["precious"]
-
-
-def test_its_holder_is_not_read_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("precious")
-    (tmp_path / "x.lock").symlink_to(tmp_path / "precious")
-    assert FileLock(str(tmp_path / "x.lock")).holder() == "somebody who has just gone"

@@ -23,7 +23,6 @@ from raydist.pipelines.stored.read import checked_manifest, state_at
 from raydist.pipelines.stored.write import (
     BlockSchema,
     NewDirectory,
-    block_of_batch,
     read_manifest,
     remove_remains,
     save_blocks,
@@ -213,22 +212,6 @@ def test_small_blocks_are_joined_and_large_ones_cut(tmp_path: Path, monkeypatch:
     assert [chunk.rows for chunk in part.blocks] == [12, 10, 10, 10, 1]
 
 
-def test_a_file_ends_where_the_schema_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "_CHUNK_ROWS", 1)
-    blocks = [block_of_rows([np.zeros(size)]) for size in (2, 2, 3, 2, 5)]
-    save_blocks(tmp_path / "x", rd.TensorSpec((None,), "float64"), blocks, ARROW)
-    manifest = read_manifest(tmp_path / "x")
-    assert [part.num_rows for part in manifest.parts] == [2, 3]
-    assert [x.shape[0] for x in rd.Dataset.load(tmp_path / "x")] == [2, 2, 3, 2, 5]
-
-
-def test_shards_of_blocks(tmp_path: Path) -> None:
-    blocks = [block_of_rows([1, 2, 3]), block_of_rows([4, 5])]
-    save_blocks(tmp_path / "x", NUMBER, blocks, ARROW, lambda x: x % 2)
-    manifest = read_manifest(tmp_path / "x")
-    assert [(part.shard, part.num_rows) for part in manifest.parts] == [(0, 2), (1, 3)]
-
-
 def failing(x: Any) -> int:
     raise KeyError(int(x))
 
@@ -285,23 +268,6 @@ def test_what_cannot_be_written_leaves_nothing_and_is_told_with_its_place(tmp_pa
 
 def rows_of(*values: Any) -> Block:
     return block_of_rows(list(values))
-
-
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        [rows_of(np.zeros(2), np.ones(2)), rows_of(np.zeros(3))],
-        [rows_of(np.zeros(2), np.ones(3)), rows_of(np.zeros(2), np.ones(2))],
-        [rows_of(np.zeros((0, 2)))],
-        [rows_of((1, "a")), rows_of((2, ""))],
-        [rows_of(np.array(["a", "b"], object)), rows_of(np.array([], object).reshape(0))],
-    ],
-)
-def test_what_is_laid_out_comes_back(blocks: list[Block]) -> None:
-    schema = BlockSchema()
-    found = [block_of_batch(schema.batch(block), block.structure) for block in blocks]
-    for mine, theirs in zip(found, blocks, strict=True):
-        assert same(mine.rows(), theirs.rows())
 
 
 def test_scalars_beside_arrays() -> None:
