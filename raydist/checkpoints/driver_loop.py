@@ -157,8 +157,8 @@ class ManagedLoop:
         for number, iterator in enumerate(self._iterators):
             if obj is iterator:
                 return number, {}
-            if isinstance(obj, DistributedDataset) and obj._is_read_by(iterator):
-                return number, obj._state_with(None)
+            if isinstance(obj, DistributedDataset) and obj._epochs.is_read_by(iterator):
+                return number, obj._epochs.state_with(None)
         return None
 
     def write(

@@ -15,7 +15,7 @@ from raydist.cluster.preemption import Positions
 from raydist.cluster.ray_session import this_node
 from raydist.core.errors import Preempted
 from raydist.distributed_dataset import DistributedDataset, DistributedIterator
-from raydist.distributed_dataset.epochs import is_lent
+from raydist.distributed_dataset.base import is_lent
 from raydist.pipelines.formats.files import shown_uri
 from raydist.pipelines.run.iterator import DatasetIterator
 
@@ -96,14 +96,14 @@ class ManagerWatch:
         for ref in self._datasets:
             dataset = ref()
             if dataset is not None:
-                dataset._note_run(boundary)
+                dataset._epochs.mark(boundary)
         for iterator in self._iterators.values():
             iterator.mark(boundary)
 
     @property
     def first_undoable(self) -> int:
         datasets = [dataset for ref in self._datasets if (dataset := ref()) is not None]
-        firsts = [dataset._first_undoable for dataset in datasets]
+        firsts = [dataset._epochs.first_undoable for dataset in datasets]
         return max([*firsts, *(each.first_undoable for each in self._iterators.values())], default=0)
 
     def save_before_exit(self, reason: str, *, undone: int | None) -> Preempted:
@@ -154,5 +154,5 @@ def _as_before_draw(contents: CheckpointContents, undone: int) -> Iterator[None]
     with contextlib.ExitStack() as stack:
         for each in contents.named().values():
             if isinstance(each, DistributedDataset):
-                stack.enter_context(each._before_draw(undone))
+                stack.enter_context(each._epochs.before_draw(undone))
         yield

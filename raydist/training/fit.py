@@ -202,7 +202,7 @@ class Fit:
     def _open_data(self, stack: contextlib.ExitStack) -> Executions:
         """Return the executions over the rest of the data; `stack` closes their iterator."""
         state, plan, strategy = self._state, self._plan, self._trainee.strategy
-        if state.batches and not plan.data._has_rest:  # the end of the data was seen before the checkpoint
+        if state.batches and not plan.data._epochs.has_rest:  # the data had ended before the checkpoint
             return Executions(strategy, self._step, iter(()))
         known = num_batches(plan.data)
         done = state.batches if plan.steps_per_epoch is None else state.drawn

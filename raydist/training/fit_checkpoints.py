@@ -235,7 +235,7 @@ class FitCheckpoints:
 
     def before_draw(self, data: DistributedDataset) -> contextlib.AbstractContextManager[None]:
         """Count the next step's batch as not drawn during the `with` block, because a hook may save before the step."""
-        return data._before_draw() if self._managers else contextlib.nullcontext()
+        return data._epochs.before_draw() if self._managers else contextlib.nullcontext()
 
     def after_execution(self) -> None:
         """Let all managers save after an execution."""

@@ -115,9 +115,9 @@ def test_a_batch_whose_step_did_not_begin_counts_as_not_drawn(make: Make) -> Non
     data = make()
     iterator = iter(data)
     next(iterator)
-    data._note_run()
+    data._epochs.mark()
     drawn = rows(next(iterator))
-    with data._before_draw():
+    with data._epochs.before_draw():
         state = data.state_dict()
     assert rows(next(iter(restored(make, state)))) == drawn
     assert data.state_dict() != state
@@ -126,10 +126,10 @@ def test_a_batch_whose_step_did_not_begin_counts_as_not_drawn(make: Make) -> Non
 def test_an_epoch_whose_first_step_did_not_begin_counts_as_not_begun(make: Make) -> None:
     data = make()
     for _ in data:
-        data._note_run()
+        data._epochs.mark()
     iterator = iter(data)
     drawn = rows(next(iterator))
-    with data._before_draw():
+    with data._epochs.before_draw():
         state = data.state_dict()
     assert (state["epochs"], state["position"]) == (1, None)
     assert rows(next(iter(restored(make, state)))) == drawn
@@ -143,7 +143,7 @@ def test_a_restored_epoch_whose_first_step_did_not_begin_stays_where_it_was_rest
     data = restored(make, saved)
     iterator = iter(data)
     drawn = rows(next(iterator))
-    with data._before_draw():
+    with data._epochs.before_draw():
         state = data.state_dict()
     assert state == saved
     assert rows(next(iter(restored(make, state)))) == drawn
@@ -195,32 +195,32 @@ def pairs() -> DistributedDataset:
 def test_it_goes_back_to_where_a_step_began_that_lies_further_back() -> None:
     data = pairs()
     iterator = iter(data)
-    data._note_run(10)
+    data._epochs.mark(10)
     for boundary in (11, 12, 13):
         next(iterator)
-        data._note_run(boundary)
-    data._note_run(14)  # of a step that drew nothing
+        data._epochs.mark(boundary)
+    data._epochs.mark(14)  # of a step that drew nothing
     rests: dict[int, list[int]] = {}
     for undone in (11, 12, 13, 14, 15):
-        with data._before_draw(undone):
+        with data._epochs.before_draw(undone):
             state = data.state_dict()
         again = pairs()
         again.load_state_dict(state)
         rests[undone] = next(iter(again)).tolist()
     assert rests == {11: [0, 1], 12: [2, 3], 13: [4, 5], 14: [6, 7], 15: [6, 7]}
-    assert data._first_undoable == 1
+    assert data._epochs.first_undoable == 1
     iter(data)
-    assert data._first_undoable == 15, "what was drawn before belongs to another epoch"
+    assert data._epochs.first_undoable == 15, "what was drawn before belongs to another epoch"
 
 
 def test_it_goes_back_into_an_epoch_whose_end_was_seen_and_whose_iterator_is_gone() -> None:
     with distributed() as make:
         data = make()
         for boundary, _ in enumerate(data, 1):
-            data._note_run(boundary)
+            data._epochs.mark(boundary)
         rests = {}
         for undone in (1, 2, 3, 4):
-            with data._before_draw(undone):
+            with data._epochs.before_draw(undone):
                 state = data.state_dict()
             again = make()
             again.load_state_dict(state)
