@@ -24,7 +24,7 @@ from raydist.pipelines.elements.spec import most_specific_common
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, SpecGuard, read_item
-from raydist.pipelines.engine.resume import Outbox, read_items
+from raydist.pipelines.engine.resume import read_items
 
 
 @final
@@ -277,7 +277,7 @@ class ZipOp(DatasetOp):
         return Groups(rows, inputs[0].count, inputs[0].size)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return _ZipIterator(self, [ctx.build(op) for op in self.datasets])
+        return BorderIterator(_Zipping(self, [ctx.build(op) for op in self.datasets]))
 
     def zip_blocks(self, blocks: Sequence[Block]) -> Block:
         """Return the elements of one block per dataset, all of one length, in one nest."""
@@ -292,43 +292,27 @@ class ZipOp(DatasetOp):
 
 
 @final
-class _ZipIterator(OpIterator):
+class _Zipping(ResumableProducer):
     def __init__(self, op: ZipOp, sources: Sequence[OpIterator]) -> None:
         self._op = op
         self._sources = sources
         self._ended = False
-        self._outbox: Outbox | None = None
 
-    def next_block(self, limit: int) -> Block:
-        outbox = self._open_outbox()
-        while not outbox:
-            if self._ended:
-                raise StopIteration
-            self._fill(outbox, limit)
-        return outbox.take(limit)
-
-    def _fill(self, outbox: Outbox, limit: int) -> None:
+    def make(self, limit: int) -> Sequence[Item]:
+        if self._ended:
+            raise StopIteration
         rows = limit
         columns: list[list[Item]] = []
         for source in self._sources:  # each source is asked for as many items as the sources before it had
             columns.append(read_items(source, rows))
             rows = count_items(columns[-1])
         self._ended = rows < limit
-        outbox.put(_zip_items(self._op, [keep_items(items, rows) for items in columns]), self._border())
+        return _zip_items(self._op, [keep_items(items, rows) for items in columns])
 
-    def _border(self) -> IteratorState:
+    def border(self) -> IteratorState:
         return {"ended": self._ended, "inputs": [source.state_dict() for source in self._sources]}
 
-    def _open_outbox(self) -> Outbox:
-        if self._outbox is None:
-            self._outbox = Outbox(self._border())
-        return self._outbox
-
-    def state_dict(self) -> IteratorState:
-        return self._open_outbox().state_dict()
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        border = self._open_outbox().load_state_dict(state)
+    def restore(self, border: IteratorState) -> None:
         self._ended = bool(border["ended"])
         for source, inner in zip(self._sources, border["inputs"], strict=True):
             source.load_state_dict(inner)
