@@ -255,24 +255,6 @@ def test_the_table_of_splits(size: int, batch: int, replicas: int, steps: Steps,
     assert through_passes(Dataset.range(size).batch(batch), replicas, workers) == steps
 
 
-TABLE: list[tuple[AutoShardPolicy, int, Steps]] = [
-    (FILE, 2, [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4], [10]], [[5], [11]]]),
-    (AUTO, 2, [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4], [10]], [[5], [11]]]),
-    (DATA, 1, [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]),
-    (OFF, 1, [[[row, row + 1]] * 2 for row in range(0, 12, 2)]),
-]
-
-
-@pytest.mark.parametrize(("policy", "num_files", "steps"), TABLE)
-def test_the_table_of_policies(
-    tmp_path: Path, files: list[str], policy: AutoShardPolicy, num_files: int, steps: Steps
-) -> None:
-    one = tmp_path / "one.txt"
-    one.write_text("".join(f"{row}\n" for row in range(12)))
-    dataset = batches_of(files[:2] if num_files == 2 else [str(one)], 4, policy)
-    assert through_passes(dataset, 2, 2) == steps
-
-
 def test_random_cases_through_passes(files: list[str]) -> None:
     draw = random.Random(77)
     for _ in range(12):

@@ -1,4 +1,4 @@
-"""Hue, saturation, grey."""
+"""Colours, brightness, dtypes and normalisation."""
 
 from __future__ import annotations
 
@@ -238,14 +238,6 @@ def test_standardization_of_each_image_of_a_batch() -> None:
     assert np.array_equal(rd.image.per_image_standardization(batch), expected)
     assert np.array_equal(rd.image.per_image_standardization(np.full((2, 2, 1), 7)), np.zeros((2, 2, 1)))
     assert rd.image.per_image_standardization(batch[:0]).shape == (0, 4, 5, 3)
-
-
-def test_each_channel_has_its_own_numbers() -> None:
-    image = np.arange(12, dtype=np.uint8).reshape(2, 3, 2)
-    result = affine(image, [2, 10], [0.5, 0])
-    assert result.dtype == np.float32
-    assert np.array_equal(result, image * np.array([2, 10]) + np.array([0.5, 0]))
-    assert np.array_equal(affine(image[:, ::-1], 1, 1), image[:, ::-1] + 1.0)  # a view, from right to left
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([1, 3, 4]), st.booleans())

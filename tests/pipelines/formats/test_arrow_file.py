@@ -152,23 +152,15 @@ def test_reads_through_python_what_cannot_be_opened_once_more(tmp_path: Path, mo
     file.close()
 
 
-def test_a_process_ends_when_threads_of_arrow_have_let_go_of_closed_files() -> None:
-    assert _ends("closed", 0.3) == "let go\n"
-
-
-def test_a_process_does_not_wait_for_who_keeps_an_open_file() -> None:
-    assert _ends("open", 60.0) == ""
-
-
-def test_a_process_ends_where_a_thread_never_lets_go() -> None:
-    assert _ends("closed", 60.0) == ""
-
-
-def _ends(state: str, held_s: float) -> str:
+@pytest.mark.parametrize(
+    ("state", "held_s", "printed"), [("closed", 0.3, "let go\n"), ("open", 60, ""), ("closed", 60, "")]
+)
+def test_a_process_ends_when_threads_have_let_go_of_closed_files_or_never_will(
+    state: str, held_s: float, printed: str
+) -> None:
     command = [sys.executable, "-c", _SLOW_THREAD, state, str(held_s)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
-    assert child.stderr == ""
-    return child.stdout
+    assert (child.stdout, child.stderr) == (printed, "")
 
 
 TABLE = pa.table(

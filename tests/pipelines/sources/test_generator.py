@@ -123,20 +123,6 @@ def test_a_buffer_that_is_used_again() -> None:
     assert [x.tolist() for x in dataset.batch(3)] == [[[0, 0], [1, 1], [2, 2]]]
 
 
-def test_large_values_come_in_small_blocks() -> None:
-    made = []
-
-    def values() -> Iterator[np.ndarray[Any, Any]]:
-        for i in range(20):
-            made.append(i)
-            yield np.zeros(1 << 20, np.uint8)
-
-    dataset = rd.Dataset.from_generator(values, output_signature=rd.TensorSpec((1 << 20,), "uint8"))
-    iterator = dataset.batch(20).as_numpy_iterator()
-    assert next(iterator).shape == (20, 1 << 20)
-    assert made == list(range(20))
-
-
 def test_a_slow_generator_is_not_waited_for() -> None:
     made = []
 
