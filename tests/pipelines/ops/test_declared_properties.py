@@ -123,7 +123,7 @@ def test_spec() -> None:
         (lambda: FIVE.group_by_window(keep, None, 2), "reduce_func must be a function"),  # type: ignore[arg-type]
         (lambda: FIVE.group_by_window(None, keep, 2), "key_func must be a function"),  # type: ignore[arg-type]
         *(
-            (lambda sizes=sizes: FIVE.group_by_window(keep, keep, *sizes), "window_size")
+            (lambda sizes=sizes: FIVE.group_by_window(keep, lambda key, window: window, *sizes), "window_size")
             for sizes in [(None, None), (3, keep), (0, None), (None, 3)]
         ),
         (lambda: FIVE.rejection_resample(None, [1.0]), "class_func must be a function"),  # type: ignore[arg-type]
