@@ -26,6 +26,7 @@ from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
 from raydist.pipelines.run.iterator import DatasetIterator
 
+_NAMES = 1 << 62
 _REMEMBERED = 64  # passes of workers that may be under way at a time
 _RECORD = struct.Struct("<qq")
 _LIMIT_S = 30.0
@@ -110,9 +111,6 @@ class SharedEpochs:
 
 def _of_descriptor(descriptor: Any) -> SharedEpochs:
     return SharedEpochs(descriptor.detach())
-
-
-_NAMES = 1 << 62
 
 
 @final

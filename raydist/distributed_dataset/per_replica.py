@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
     from raydist.actors.readers.driver_iterator import EpochOpener
     from raydist.dataset import Dataset
-    from raydist.options import InputOptions, Options, Timeouts
+    from raydist.options import Options, Timeouts
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.engine.op import DatasetOp
+
+_log = logging.getLogger("raydist")
 
 
 @final
@@ -64,9 +66,6 @@ class InputSide:
                 f"on {self.num_workers} workers. Use AutoShardPolicy.DATA, or as many devices on every worker."
             )
         return size
-
-
-_log = logging.getLogger("raydist")
 
 
 def chosen_policy(op: DatasetOp, policy: AutoShardPolicy, num_workers: int) -> AutoShardPolicy:

@@ -11,6 +11,9 @@ from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.image.arrays import Image, require_colours, require_image
 from raydist.image.value_range import affine, from_fractions, to_fractions
 
+_WEIGHTS = np.array([0.2989, 0.587, 0.114], np.float32)
+_WEIGHTS.flags.writeable = False
+
 
 def _one_image(image: Any, what: str) -> Image:
     array = require_colours(image, what)
@@ -329,12 +332,6 @@ def _colours(hue: Image, lowest: Image, spread: Image) -> Image:
     green = np.clip(2 - np.abs(turned - 2), 0, 1)
     blue = np.clip(2 - np.abs(turned - 4), 0, 1)
     return np.stack([lowest + spread * part for part in (red, green, blue)], axis=-1)
-
-
-_WEIGHTS = np.array([0.2989, 0.587, 0.114], np.float32)
-
-
-_WEIGHTS.flags.writeable = False
 
 
 def rgb_to_grayscale(image: Image) -> Image:

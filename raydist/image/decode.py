@@ -18,6 +18,12 @@ from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidA
 from raydist.image.arrays import Image
 from raydist.image.crop import crop_to_bounding_box, random_window, require_window
 
+_COLOUR_SPACES = {1: "GRAY", 3: "RGB"}
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_HEADER_BYTES = 13
+_CHANNELS_OF_COLOUR_TYPE = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_DECODING_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)  # of Pillow's PNG plugin
 MAX_PIXELS = 1 << 26
 """Pixels that an image may have unless `max_pixels` allows more: 8,192 x 8,192."""
 
@@ -110,9 +116,6 @@ def _kind(data: bytes) -> str:
     )
 
 
-_COLOUR_SPACES = {1: "GRAY", 3: "RGB"}
-
-
 def jpeg_shape(data: bytes) -> tuple[int, int, int]:
     """(height, width, channels) from the header: 1 channel if it is grey, else 3."""
     try:
@@ -185,21 +188,6 @@ def decode_and_crop_jpeg(
     height, width, _ = jpeg_shape(data)
     require_window(crop_window, height, width)
     return crop_to_bounding_box(decode_jpeg(data, channels, max_pixels=max_pixels, strict=strict), *crop_window)
-
-
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-_HEADER_BYTES = 13
-_CHANNELS_OF_COLOUR_TYPE = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
-_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-_DECODING_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    struct.error,
-    zlib.error,
-)  # those of Pillow's PNG plugin
 
 
 def png_shape(data: bytes) -> tuple[int, int, int]:

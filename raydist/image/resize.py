@@ -15,6 +15,10 @@ from raydist.image.decode import codec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_FILTERS = {"bilinear": "BILINEAR", "area": "BOX", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
+# Modes of four bytes a pixel that Pillow treats as independent channels (it would weigh RGBA by its alpha).
+_UINT8_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+
 
 def flip_left_right(image: Image) -> Image:
     """The image, or every image of a batch, mirrored: its first column becomes the last; a copy.
@@ -129,13 +133,6 @@ def transpose(image: Image) -> Image:
     [[1, 3], [2, 4]]
     """
     return require_image(image, "transpose").swapaxes(-3, -2).copy()
-
-
-_FILTERS = {"bilinear": "BILINEAR", "area": "BOX", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
-
-
-# Modes of four bytes a pixel that Pillow treats as independent channels (it would weigh RGBA by its alpha).
-_UINT8_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 
 
 def resize(

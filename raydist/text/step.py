@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.blocks import object_column
 
+_Array = np.ndarray[Any, np.dtype[Any]]
+
 
 class TextStep(ABC):
     """One step: called with text, or with what another step made. Subclasses are frozen dataclasses with an `apply`.
@@ -100,9 +102,6 @@ class Chain(TextStep):
         for step in self.steps:
             array = step.apply(array)
         return array
-
-
-_Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def to_arrow(values: Any, *, fold: bool = False) -> tuple[pa.Array, tuple[int, ...]]:

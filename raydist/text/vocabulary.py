@@ -17,6 +17,7 @@ from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.formats.files import create_file, path_text, read_file
 from raydist.text.step import TextStep, is_list, map_values, to_arrow
 
+_Ids = np.ndarray[Any, np.dtype[np.int64]]
 _PAD, _UNKNOWN = "", "[UNK]"
 _COUNTED_AT_ONCE = 1024
 
@@ -209,9 +210,6 @@ def _count(texts: Any, split: TextStep | None) -> Counter[str]:
             distinct = (tokens.values if is_list(tokens) else tokens).value_counts()
             counts.update(dict(zip(distinct.field(0).to_pylist(), distinct.field(1).to_pylist(), strict=True)))
     return counts
-
-
-_Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def bucket_of(text: str, num_buckets: int, salt: int = 0) -> int:

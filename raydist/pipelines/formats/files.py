@@ -33,6 +33,14 @@ from raydist.pipelines.formats.remote_file import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_SPECIAL_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)
+_READ_BYTES = 1 << 20  # at a time, if the size is unknown
 _FILE = "file://"
 
 
@@ -212,18 +220,6 @@ def not_plain(path: str, kind: str) -> InvalidArgumentError:
 def data_loss(path: str, offset: int, problem: str) -> DataLossError:
     """Return the error of a damaged file, with the problem and its place."""
     return DataLossError(f"{problem} (file {path!r}, byte {offset}).", path=path, offset=offset)
-
-
-_SPECIAL_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a character device"),
-    (stat.S_ISBLK, "a block device"),
-)
-
-
-_READ_BYTES = 1 << 20  # at a time, if the size is unknown
 
 
 def open_file(path: str) -> OpenFile:

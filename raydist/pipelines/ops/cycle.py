@@ -27,6 +27,7 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import ResumableProducer, SpecGuard, read_item
 from raydist.pipelines.engine.resume import read_items
 
+WHOLE = 1 << 62  # block length of turns that last until their dataset ends
 _FIRST_NAP_S = 0.0002  # between two checks for a ready slot; doubled up to the last
 _LAST_NAP_S = 0.005
 _MAX_ROWS = 4096  # elements combined at a time

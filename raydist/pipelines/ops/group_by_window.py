@@ -22,7 +22,7 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UncountedOp
 from raydist.pipelines.engine.producers import BorderIterator, Producer, ReplayIterator, read_watched
 from raydist.pipelines.engine.request_size import RequestSize
-from raydist.pipelines.ops.cycle import Cycle
+from raydist.pipelines.ops.cycle import WHOLE, Cycle
 from raydist.pipelines.ops.nested import DatasetOpener, probe_nested
 from raydist.pipelines.ops.selection import TakeOp
 from raydist.pipelines.sources.memory import MemoryOp
@@ -30,7 +30,6 @@ from raydist.pipelines.sources.memory import MemoryOp
 _INT64 = np.dtype(np.int64)
 _PAIR = (LEAF, LEAF)
 _MOST_KEPT_BLOCKS = 64  # in which elements wait for their group
-_WHOLE = 1 << 62  # a turn that lasts until its dataset ends
 
 
 @final
@@ -274,4 +273,4 @@ class GroupByWindowOp(DatasetOp):
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         opener = DatasetOpener(ctx.build(self.windows), self.reduce_func, ctx, ctx.operation_names[id(self)])
-        return BorderIterator(Cycle(opener, length=1, block_length=_WHOLE))
+        return BorderIterator(Cycle(opener, length=1, block_length=WHOLE))

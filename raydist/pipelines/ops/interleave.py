@@ -17,14 +17,13 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator
-from raydist.pipelines.ops.cycle import Cycle, CycleTurns, SlotAhead
+from raydist.pipelines.ops.cycle import WHOLE, Cycle, CycleTurns, SlotAhead
 from raydist.pipelines.ops.map import parse_parallelism
 from raydist.pipelines.ops.nested import DatasetOpener, probe_nested
 from raydist.pipelines.ops.prefetch import prefetcher
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
 _CYCLE_LENGTH = 4  # the default: one number for every machine, because the order of elements depends on it
-_WHOLE = 1 << 62  # a turn that lasts until the dataset ends
 
 
 @final
@@ -79,7 +78,7 @@ class InterleaveOp(UnaryOp):
     @classmethod
     def flat_map(cls, source: DatasetOp, fn: Callable[..., Any]) -> InterleaveOp:
         """Return the operation that reads one dataset after the other."""
-        return cls(source, fn, 1, _WHOLE, made_by="flat_map")
+        return cls(source, fn, 1, WHOLE, made_by="flat_map")
 
     @property
     def name(self) -> str:

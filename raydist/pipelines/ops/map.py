@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.seeds import RandomKey
     from raydist.pipelines.engine.op import DatasetOp, IterContext
 
+_MANY_ROWS = 512  # smaller blocks are done at once: measuring the first results costs more than it saves
+_FIRST_ROWS = 64
+_NUMBER = TensorSpec((), np.int64)
+
 
 @final
 @dataclass(eq=False)
@@ -246,9 +250,6 @@ def _blocks(values: list[Any], start: int) -> list[Item]:
 
 def _moved(item: ElementError, start: int) -> ElementError:
     return ElementError(item.error, start + (item.index or 0))
-
-
-_NUMBER = TensorSpec((), np.int64)
 
 
 @final

@@ -26,6 +26,9 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.probe import PROBED_ELEMENTS, QUICK_S, merged_specs, open_probe
 from raydist.pipelines.ops.cycle import Opener
 
+_PROBES = 16  # datasets to ask for an element_spec
+_MAX_RUN = 256  # datasets made at a time
+
 
 def rows_of(ops: Sequence[DatasetOp]) -> Block | None:
     """Return the elements of similar datasets, one dataset after the other; None where iterators are needed."""
@@ -96,10 +99,6 @@ def _settings(op: DatasetOp) -> list[str]:
     read = {id(inputs), *map(id, inputs)}
     names = [field.name for field in dataclasses.fields(op) if field.name != "given_name"]
     return [name for name in names if id(getattr(op, name)) not in read]
-
-
-_PROBES = 16  # datasets to ask for an element_spec
-_MAX_RUN = 256  # datasets made at a time
 
 
 def graph_of(value: Any, label: str) -> DatasetOp:

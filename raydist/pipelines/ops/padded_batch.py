@@ -32,6 +32,8 @@ from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.ops.batch import num_batches, require_batch_size
 from raydist.pipelines.ops.grouped import BatchProducer
 
+Shape = tuple[int | None, ...]
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -131,9 +133,6 @@ class _PadKernel(Kernel):
             return [self.padding.batch(rows_of_group(block))]
         except (DataLossError, InvalidArgumentError, SpecError) as error:
             return [ElementError(error, start)]
-
-
-Shape = tuple[int | None, ...]
 
 
 @final

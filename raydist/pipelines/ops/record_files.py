@@ -25,13 +25,11 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, read_item
 from raydist.pipelines.formats.files import file_errors, local_path, path_text
 from raydist.pipelines.formats.remote_file import open_system
-from raydist.pipelines.ops.cycle import Cycle, Opener
+from raydist.pipelines.ops.cycle import WHOLE, Cycle, Opener
 from raydist.pipelines.ops.prefetch import Prefetcher, prefetcher
 from raydist.pipelines.sources.file_format import RecordFormat
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.table_files import FileRows, ReadingStage
-
-_WHOLE = 1 << 62  # a turn that lasts until the file ends
 
 
 def list_files_op(pattern: Any) -> MemoryOp:
@@ -141,7 +139,7 @@ class RecordFilesOp(DatasetOp):
             inside = ctx.meters.inside(name).shared
             prefetch = prefetcher(ctx, meter, name, threads=self.cycle_length, inside=inside)
         opener = _FileOpener(self, names, name, ReadingStage.of(self, self.format, ctx), prefetch)
-        return BorderIterator(Cycle(opener, self.cycle_length, _WHOLE if self.cycle_length == 1 else 1))
+        return BorderIterator(Cycle(opener, self.cycle_length, WHOLE if self.cycle_length == 1 else 1))
 
 
 @final

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.engine.op import IterContext
 
+_ASKED_ROWS = 256  # elements per call of the predicate: some after the end may be read for nothing
+_ROWS = 1024  # elements read at a time while skipping
+_SHARD_ROWS = 8192  # elements read at a time, at most
 _LOG = logging.getLogger(__name__)
 
 
@@ -192,15 +195,6 @@ class _WithoutErrors(ClosesInput, ResumableProducer):
 
     def restore(self, border: IteratorState) -> None:
         self._source.load_state_dict(border)
-
-
-_ASKED_ROWS = 256  # elements per call of the predicate: some after the end may be read for nothing
-
-
-_ROWS = 1024  # elements read at a time while skipping
-
-
-_SHARD_ROWS = 8192  # elements read at a time, at most
 
 
 class _CountedIterator(ClosesInput, OpIterator):

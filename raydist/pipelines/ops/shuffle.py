@@ -26,6 +26,8 @@ from raydist.pipelines.engine.shuffle_buffer import Compaction, RowBuffer
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
+_ROWS = 4096  # elements read at a time while the buffer fills, and while restoring
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -84,9 +86,6 @@ class _Passes(OpIterator):
     def load_state_dict(self, state: IteratorState) -> None:
         self._pass, self._next = int(state["pass"]), int(state["next"])
         self._order = None
-
-
-_ROWS = 4096  # elements read at a time while the buffer fills, and while restoring
 
 
 @final

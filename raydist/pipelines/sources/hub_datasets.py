@@ -25,6 +25,7 @@ from raydist.pipelines.formats.arrow_file import map_stream
 from raydist.pipelines.formats.files import data_loss, local_path, path_text, read_file
 from raydist.pipelines.sources.memory import IndexedSourceOp, TableRows
 
+_Number = Callable[[pa.DataType], pa.DataType]
 _TENSOR_FORMATS = ("torch", "numpy", "tensorflow", "jax")
 _ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")  # structs of bytes and path, one of which is missing
 _SMALL_ROWS = 1 << 13  # limit for an index mapping that goes to every worker
@@ -252,9 +253,6 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.type == kind:
         return array
     return (array.storage if isinstance(array, pa.ExtensionArray) else array).cast(kind)
-
-
-_Number = Callable[[pa.DataType], pa.DataType]
 
 
 def _number_type(form: str | None, arguments: Mapping[str, Any]) -> _Number:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.engine.op import IterContext
 
+_RUNS_A_BATCH = 4  # with more runs of consecutive rows per batch, `take` is faster than slices
+
 
 class IndexedIterator(OpIterator):
     """An iterator over elements 0, 1, 2, ..., `at_once` of them at most; its state is the next index."""
@@ -151,9 +153,6 @@ def is_consecutive(indices: Any) -> bool:
     if not len(indices) or indices[-1] - indices[0] != len(indices) - 1:
         return False
     return bool((np.diff(indices) == 1).all())
-
-
-_RUNS_A_BATCH = 4  # with more runs of consecutive rows per batch, `take` is faster than slices
 
 
 @dataclass(frozen=True, eq=False)

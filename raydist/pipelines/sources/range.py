@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.seeds import RandomKey
     from raydist.pipelines.engine.op import IterContext
 
+_ROUNDS = 8
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # the finaliser of splitmix64
+_WORD = 2.0**-64
+_Numbers = np.ndarray[Any, np.dtype[np.int64]]
+_Weights = np.ndarray[Any, np.dtype[np.float64]]
+_Words = np.ndarray[Any, np.dtype[np.uint64]]
 _MAX_ROWS = 4096
 
 
@@ -173,24 +179,6 @@ class RandomOp(NumbersOp):
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         key = ctx.key(self, self.seed, every_epoch=self.rerandomize_each_iteration)
         return NumbersIterator(self.element_spec(), lambda first, stop: key.integers(first, stop - first, _BOUND))
-
-
-_ROUNDS = 8
-
-
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # the finaliser of splitmix64
-
-
-_WORD = 2.0**-64
-
-
-_Numbers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-_Weights = np.ndarray[Any, np.dtype[np.float64]]
-
-
-_Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,18 +36,13 @@ if TYPE_CHECKING:
     from raydist.pipelines.engine.op import DatasetOp, IterContext
 
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 16 << 20  # of a piece: the first one is small, so that rows come early
-
-
 _FIRST_ROWS = 64  # read before the size of a row is known
-
-
 _MOST_ROWS = 1 << 16
-
-
-_ASKED = (TensorSpec((), STR), TensorSpec((), np.int64), TensorSpec((None,), np.int64))  # path, bytes, position
-
-
+_INT64 = TensorSpec((), np.int64)
+_ASKED = (TensorSpec((), STR), _INT64, TensorSpec((None,), np.int64))  # path, bytes, position
 _ASKED_STRUCTURE = flatten(_ASKED)[1]
+_SPLIT = (TensorSpec((), STR), _INT64, _INT64, _INT64)  # the fields of a FileSplit
+_SPLIT_STRUCTURE = flatten(_SPLIT)[1]
 
 
 class _PieceEnd(Exception):
@@ -177,15 +172,6 @@ class PiecesOnWorkers(TableReader):
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()
-
-
-_INT64 = TensorSpec((), np.int64)
-
-
-_SPECS = (TensorSpec((), STR), _INT64, _INT64, _INT64)
-
-
-_STRUCTURE = flatten(_SPECS)[1]
 
 
 def table_paths(paths: Any, reader: str) -> tuple[str, ...]:
@@ -341,7 +327,7 @@ class FileSplitsOp(SourceOp):
         return len(self.splits)
 
     def element_spec(self) -> Any:
-        return _SPECS
+        return _SPLIT
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return _SplitIterator(_SplitAccess(self.splits), at_once=1)  # a piece is enough work for a worker
@@ -367,7 +353,7 @@ class _SplitAccess(RandomAccess):
     def gather(self, indices: Any) -> Block:
         paths, *numbers = zip(*(astuple(self.splits[index]) for index in indices), strict=True)
         columns = (object_column(paths), *map(np.array, numbers))
-        return Block(_STRUCTURE, _SPECS, columns, len(indices))
+        return Block(_SPLIT_STRUCTURE, _SPLIT, columns, len(indices))
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,7 @@ from raydist.pipelines.stored.directory_files import RemoteFiles
 from raydist.pipelines.stored.file_directory import DirectoryFiles, LocalFiles, sync_directory
 from raydist.pipelines.stored.manifest import Manifest, StoredFile, schema_of
 
+ShardFunction = Callable[..., Any]
 MANIFEST_FILE = "manifest.json"
 _RAGGED = "ragged"
 _RANKS = "Elements that are kept in files must have one rank in each leaf, got {}. Map them to arrays of one rank."
@@ -203,9 +204,6 @@ def block_of_batch(batch: pa.RecordBatch, structure: Structure) -> Block:
         if column.dtype == object and column.ndim == 1 and isinstance(column[0], np.ndarray):
             columns[number], specs[number] = stack_leaves(list(column), {np.ndarray})
     return Block(structure, tuple(specs), tuple(columns), block.num_rows)
-
-
-ShardFunction = Callable[..., Any]
 
 
 def save_blocks(

@@ -22,6 +22,7 @@ from raydist.pipelines.tf_example.features import (
 )
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue, RowPartition
 
+_Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Feature = FixedLenFeature | FixedLenSequenceFeature | VarLenFeature | SparseFeature | RaggedFeature
 
 _TYPE_NAMES = {"int64_list": "int64", "float_list": "float32", "bytes_list": "bytes"}
@@ -116,9 +117,6 @@ class RaggedColumn(FeatureColumn):
 
     def array(self) -> FeatureArray:
         return object_column(self.rows)
-
-
-_Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def row_lengths(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
