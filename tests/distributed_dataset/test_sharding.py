@@ -32,14 +32,8 @@ from raydist.pipelines.sources import file_format
 from tests.actors.readers.fakes import fake_side
 
 OPTIONS = InputOptions(num_input_workers=0)
-
-
 FILE, DATA, OFF, AUTO = AutoShardPolicy.FILE, AutoShardPolicy.DATA, AutoShardPolicy.OFF, AutoShardPolicy.AUTO
-
-
 ROWS = (6, 6, 3, 0, 1, 9, 2)  # of each file
-
-
 Steps = list[list[list[int]]]
 
 

@@ -9,8 +9,6 @@ import numpy as np
 import PIL.Image
 
 Picture = np.ndarray[Any, np.dtype[Any]]
-
-
 PIXELS = np.array(
     [
         [[0, 0, 0], [255, 255, 255], [200, 30, 90], [13, 250, 77]],

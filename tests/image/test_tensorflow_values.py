@@ -13,8 +13,6 @@ import raydist as rd
 from tests.image.samples import PIXELS
 
 BOXES = [[0, 0, 1, 1], [0.1, 0.2, 0.7, 0.9], [0.9, 0.8, 0.1, 0.2], [-0.2, -0.3, 1.2, 1.1], [0.33, 0.5, 0.33, 0.5]]
-
-
 ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("tensorflow_values.json").read_text())
 
 

@@ -21,8 +21,6 @@ from raydist.text.step import from_arrow, to_arrow
 TEXT = st.text(
     st.sampled_from("ab,;é水🙂 \t\n\r\x1c\x85\u00a0\u2003\u3000") | st.characters(codec="utf-8"), max_size=12
 )
-
-
 BATCHES = st.lists(TEXT, min_size=1, max_size=8)
 
 
@@ -143,8 +141,6 @@ def test_a_step_on_lists_takes_the_last_axis() -> None:
 
 
 LINES = ["to be or not", "", "to  be", "question 水"]
-
-
 ENCODE = Chain((Split(), Vocabulary(("to", "be", "not")), Pad(4)))
 
 

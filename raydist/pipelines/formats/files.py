@@ -42,8 +42,6 @@ _SPECIAL_KINDS = (
 )
 _READ_BYTES = 1 << 20  # at a time, if the size is unknown
 _FILE = "file://"
-
-
 _DENIED = (401, 403)  # HTTP: unauthorized, forbidden
 
 

@@ -33,8 +33,6 @@ _SEEN_BEFORE = 10  # pseudo-count of each class, which smooths the estimate afte
 _MAX_ROWS = 4096  # elements classified at a time
 _MAX_CELLS = 1 << 20  # and at most this many counts: one for each element and class
 _MAX_COUNTS = 256  # largest number of classes whose counts go into a state: with more, resuming counts again
-
-
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Counts = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -36,11 +36,7 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _Weights = np.ndarray[Any, np.dtype[np.float64]]
 _Words = np.ndarray[Any, np.dtype[np.uint64]]
 _MAX_ROWS = 4096
-
-
 _BOUND = 1 << 32  # range of tf.data's random: 32 bits in an int64
-
-
 _FEW = 1024  # up to this many numbers are made at once
 
 

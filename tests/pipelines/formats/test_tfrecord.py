@@ -22,8 +22,6 @@ from tests.pipelines.formats.record_files import COMPRESS, crc32c, framed, maske
 
 # A file of the records b"a" and b"", by hand: lengths, checksums, data. CRC-32C("a") is 0xc1d04330.
 BY_HAND = bytes.fromhex("0100000000000000 0175de41 61 786ee4280000000000000000 29039807 d8ea82a2")
-
-
 RECORDS = [b"a", b"", b"bc" * 300, bytes(range(256)), b"last"]
 
 

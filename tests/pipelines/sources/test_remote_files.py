@@ -21,11 +21,7 @@ from tests.pipelines.formats.record_files import COMPRESS, framed
 from tests.pipelines.http_files import FileServer, serve_files
 
 TABLE = pa.table({"x": pa.array(range(30), pa.int64()), "s": [f"text {i}" for i in range(30)]})
-
-
 LINES = b"".join(b"line %d\n" % i for i in range(30))
-
-
 RECORDS = [b"record %d" % i for i in range(30)]
 
 
@@ -59,8 +55,6 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[str], rd.Dataset]]] = {
     "csv": (csv, rd.Dataset.from_csv),
     "json": (lambda: b"".join(b'{"x": %d}\n' % i for i in range(30)), rd.Dataset.from_json),
 }
-
-
 STREAMABLE = [name for name in READERS if name not in ("parquet", "arrow")]  # the others begin with their last bytes
 
 

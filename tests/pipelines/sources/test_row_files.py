@@ -17,8 +17,6 @@ from tests.contracts.op import check_op, collect, is_error
 from tests.pipelines.formats.record_files import COMPRESS
 
 CSV = b'id,name,score,ok\r\n1,Ann,0.5,true\r\n\r\n2,"Bob, ""the"" 2nd",nan,false\r\n3,,1e3,true'
-
-
 ROWS = [(1, "Ann", 0.5, True), (2, 'Bob, "the" 2nd', float("nan"), False), (3, "", 1000.0, True)]
 
 

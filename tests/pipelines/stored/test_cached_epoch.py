@@ -68,8 +68,6 @@ def test_an_input_that_has_become_shorter(store: Store) -> None:
 
 
 ARROW = Container.of("arrow", None)
-
-
 BLOCK = block_of_rows([1, 2, 3])
 
 

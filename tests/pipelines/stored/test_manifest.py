@@ -24,14 +24,8 @@ from raydist.pipelines.stored.containers import Chunk, ChunkWriter, Container, c
 from raydist.pipelines.stored.manifest import Manifest, StoredFile, schema_of, structure_of
 
 NAMES = ("bool", "int8", "uint64", "float16", "float32", "complex128", "S", "U")
-
-
 SPECS, STRUCTURE = flatten({name: (TensorSpec((None, 3), np.dtype(name)),) for name in NAMES})
-
-
 CHUNKS = (Chunk(0, 8, 1, 0, 8), Chunk(8, 20, 2, 3, 40), Chunk(28, 10, 3, 2, 9), Chunk(38, 8, 4, 0, 8))
-
-
 MANIFEST = Manifest(
     STRUCTURE,
     tuple(SPECS),

@@ -40,8 +40,6 @@ SOURCES: dict[str, rd.Dataset] = {
     "complex": rd.Dataset.from_tensor_slices(np.array([1j, 2, 3 + 1j], np.complex64)),
     "no values": rd.Dataset.from_tensor_slices(np.zeros((3, 0, 2), np.uint64)),
 }
-
-
 KEPT = [("arrow", None), ("arrow", "GZIP"), ("parquet", None), ("parquet", "ZSTD")]
 
 
@@ -199,8 +197,6 @@ def test_a_chunk_that_would_take_all_memory(tmp_path: Path) -> None:
 
 
 ARROW = Container.of("arrow", None)
-
-
 NUMBER = rd.TensorSpec((), "int64")
 
 

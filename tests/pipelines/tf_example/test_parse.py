@@ -145,14 +145,8 @@ def test_parses_what_tensorflow_wrote() -> None:
 
 # Example { features { feature { key: "k" value { X_list { value: ... } } } } }, by hand: field numbers and lengths.
 INT64 = bytes.fromhex("0a0d 0a0b 0a016b 1206 1a04 0a02ac02")  # [300], packed
-
-
 FLOAT = bytes.fromhex("0a0f 0a0d 0a016b 1208 1206 0a04 0000c03f")  # [1.5], packed
-
-
 BYTES = bytes.fromhex("0a0c 0a0a 0a016b 1205 0a03 0a01ff")  # [b"\xff"]
-
-
 UNPACKED = bytes.fromhex("0a0c 0a0a 0a016b 1205 1a03 08ac02")  # [300] as older writers store it
 
 
