@@ -138,14 +138,6 @@ def test_a_part_of_the_samples_is_refused() -> None:
         rd.Dataset.from_torch(shuffled(), rd.TensorSpec((), "int64"))
 
 
-def test_a_label_of_none_reaches_the_collate_function() -> None:
-    def fill(samples: list[Any]) -> Any:
-        return torch.tensor([-100 if label is None else label for _, label in samples])
-
-    labels: Any = [(0, 1), (1, None), (2, 0)]
-    assert values(rd.Dataset.from_torch(DataLoader(labels, 2, collate_fn=fill))) == [[1, -100], [0]]
-
-
 def test_values_for_each_sample_are_no_columns() -> None:
     images = [torch.zeros(3, 2 + index, 5) for index in range(4)]
     with pytest.raises(SpecError, match=r"list of 4 values, one for each sample.*batch\(n, collate=fn\)"):

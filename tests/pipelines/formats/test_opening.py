@@ -16,7 +16,6 @@ from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, N
 from raydist.pipelines.formats import remote_file
 from raydist.pipelines.formats.files import (
     create_file,
-    data_loss,
     file_errors,
     local_size,
     open_file,
@@ -136,11 +135,6 @@ def test_an_epoch_goes_on_in_the_same_file_only(read: Callable[[str], rd.Dataset
 def test_a_name_is_text_bytes_or_a_path(path: object) -> None:
     with pytest.raises(SpecError, match="A file name must be a str"):
         path_text(path)
-
-
-def test_data_loss_names_file_and_offset() -> None:
-    error = data_loss("f.bin", 12, "Something must hold")
-    assert (str(error), error.path, error.offset) == ("Something must hold (file 'f.bin', byte 12).", "f.bin", 12)
 
 
 def test_what_a_system_says_becomes_an_error_of_ours_or_gets_the_place() -> None:

@@ -155,11 +155,6 @@ def test_a_list_is_no_place_for_datasets() -> None:
         next(iter(Dataset.range(1).map(lambda n: [Dataset.range(n)])))
 
 
-def test_the_spec_is_that_of_the_first_dataset_that_can_tell() -> None:
-    dataset = Dataset.range(4).flat_map(lambda n: Dataset.range(n).map(lambda x: x * 0.5))
-    assert dataset.element_spec == TensorSpec((), "float64")
-
-
 def test_no_dataset_can_tell() -> None:
     dataset = Dataset.range(3).flat_map(lambda n: Dataset.range(0).map(lambda x: x))
     with pytest.raises(FailedPreconditionError, match="gave no dataset with a first element"):

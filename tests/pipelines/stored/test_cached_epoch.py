@@ -78,18 +78,6 @@ def recorded(store: Store, origin: str) -> Recorder:
     return recorder
 
 
-def test_what_is_committed_is_found(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "x"), ARROW)
-    assert store.find() is None
-    recorded(store, "me").commit()
-    found = store.find()
-    assert found is not None
-    assert (found.num_rows, found.origin) == (3, "me")
-    with pytest.raises(FailedPreconditionError, match="does not exist yet"):
-        Recorder(store, "you").open()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
-
-
 def test_where_nothing_locks_the_first_who_finishes_wins() -> None:
     store = Store(f"memory://{uuid.uuid4().hex}/x", ARROW)
     assert store.lock() is None

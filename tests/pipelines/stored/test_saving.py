@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import raydist as rd
-from raydist.core.errors import FailedPreconditionError, NotFoundError, SpecError
+from raydist.core.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.stored import write
@@ -334,11 +334,6 @@ def test_remains_of_a_crash_are_removed(tmp_path: Path) -> None:
     remove_remains(str(tmp_path / "x"))
     assert [path.name.split(".")[1] for path in tmp_path.iterdir()] == ["y"]
     remove_remains(str(tmp_path / "missing" / "x"))
-
-
-def test_a_parent_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        NewDirectory(tmp_path / "no" / "x").create("a")
 
 
 def test_an_empty_directory_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
