@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.seeds import RandomKey
     from raydist.pipelines.engine.op import DatasetOp, IterContext
 
-_MANY_ROWS = 512  # smaller blocks are done at once: measuring the first results costs more than it saves
-_FIRST_ROWS = 64
 _NUMBER = TensorSpec((), np.int64)
 
 
