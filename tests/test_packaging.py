@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -87,6 +88,29 @@ def test_a_clone_beside_a_script_does_not_hide_the_package(tmp_path: Path) -> No
         [sys.executable, "-S", "-c", use], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=50
     )
     assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_wheel_and_sdist_run_the_example_in_a_fresh_environment(tmp_path: Path) -> None:
+    source, dist = tmp_path / "source", tmp_path / "dist"
+    shutil.copytree(ROOT / "raydist", source / "raydist", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    for kind in ("wheel", "sdist"):
+        build = f"from setuptools.build_meta import build_{kind}; build_{kind}({str(dist)!r})"
+        subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, timeout=100)
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as file:
+        assert {"pyproject.toml", "raydist/py.typed"} <= {name.partition("/")[2] for name in file.getnames()}
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True, timeout=100)
+    python = str(tmp_path / "env" / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel)]
+    subprocess.run(install, check=True, timeout=900)
+    (example, *_) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "example.py").write_text(example)
+    done = subprocess.run([python, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
+    assert re.findall(r"^epoch (\d): error", done.stdout, re.MULTILINE) == list("01234"), done.stdout
 
 
 def run_python(code: str) -> str:
