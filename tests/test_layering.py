@@ -72,7 +72,7 @@ RAY_ALLOWED = (
 )
 WITHOUT_TORCH = ("core", "options", "pipelines", "image", "text", "dataset")
 TORCH_AT_IMPORT = (
-    "raydist.dataset.torch_dataset",  # a class of torch's: see Dataset.to_torch
+    "raydist.dataset.to_torch",  # a class of torch's: see Dataset.to_torch
     *(
         "raydist.dataset.collated",
         "raydist.dataset.generator_states",

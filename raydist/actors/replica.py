@@ -233,7 +233,8 @@ def _title(kind: str, rank: int, name: str, slot: ReplicaSlot) -> str:
 class ReplicaHost:
     """The actor that hosts runners, one thread each. Their steps and calls run in submission order.
 
-    `place` is the number of a runner in this process.
+    `place` is the number of a runner in this process: the processes of CPUs and GPUs have one runner, a process of TPU
+    chips has one for each chip.
 
     Args:
         env: Environment variables to set in this process.

@@ -1,4 +1,4 @@
-"""Workers in actors: the driver calls each worker separately, and answers arrive in any order.
+"""The workers of a coordinator: the driver calls each worker's actor separately, and answers arrive in any order.
 
 One thread waits for the answers of all workers at once; a thread of Ray's announces each answer.
 """
@@ -33,7 +33,7 @@ class WorkerCall:
 
 @final
 class WorkerActors:
-    """The actors of several workers. One thread waits; any thread may call.
+    """The actors of a coordinator's workers. One thread waits; any thread may call.
 
     Args:
         actors: Handles of the actors, which this object owns from now on.

@@ -1,8 +1,8 @@
 """The interface of collective communication: communicators, memberships and backends.
 
-Every backend (threads, gloo, NCCL, ...) implements :class:`Communicator` and passes the contract suite in
-`tests/contracts/communicator.py`. A *generation* is one incarnation of a group: after a failure, the members close
-their communicators and open new ones with the next generation's memberships.
+Every backend (shared memory, gloo, NCCL, ...; `opening.py` lists them) implements :class:`Communicator` and passes the
+contract suite in `tests/contracts/communicator.py`. A *generation* is one incarnation of a group: after a failure, the
+members close their communicators and open new ones with the next generation's memberships.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ of the call must be equal. Ranks exchange full descriptions only after a mismatc
 On a GPU the host must not wait for the check. There ranks compare a call on the host when it follows the previous call
 for the first time, and not again; the trailer of the next backward pass contains a digest of all calls (`CallLog`).
 Gradients are not checked here, since ranks compare the layout of buckets.
+
+Steps call `exchange` by way of `differentiable.py`; only groups of `ray.util.collective` use `CheckedCommunicator`.
 """
 
 from __future__ import annotations
@@ -79,28 +81,28 @@ def exchange(
     """
     differentiable: bool | None
     if not communicator.host_runs_ahead:
-        differentiable = _agreed(communicator, call)
+        differentiable = _compare_digests(communicator, call)
     elif ragged_axis is None and log is not None:
         differentiable = log.agree(communicator, call)
     else:
         differentiable = None
     if differentiable is None:
-        return _told(communicator, call, ragged_axis)
+        return _exchange_calls(communicator, call, ragged_axis)
     return [replace(call, differentiable=differentiable)] * communicator.world_size
 
 
-def all_hold(communicator: Communicator, call: Call, held: Hashable) -> bool:
+def all_equal(communicator: Communicator, call: Call, held: Hashable) -> bool:
     """Return True if all ranks pass equal values, which are compared by `repr`; see `exchange`.
 
     Costs one all-reduce of three numbers if they do.
     """
-    if _agreed(communicator, call, held) is not None:
+    if _compare_digests(communicator, call, held) is not None:
         return True
-    _told(communicator, call)
+    _exchange_calls(communicator, call)
     return False
 
 
-def _told(communicator: Communicator, call: Call, ragged_axis: int | None = None) -> list[Call]:
+def _exchange_calls(communicator: Communicator, call: Call, ragged_axis: int | None = None) -> list[Call]:
     """Exchange full descriptions of the calls and return them, by rank. Raises an error if they differ."""
     calls = [Call.decode(each) for each in communicator.exchange_on_host(call.encode(), call.about)]
     if len({_essence(other, ragged_axis) for other in calls}) > 1:
@@ -108,7 +110,7 @@ def _told(communicator: Communicator, call: Call, ragged_axis: int | None = None
     return calls
 
 
-def _agreed(communicator: Communicator, call: Call, held: Hashable = None) -> bool | None:
+def _compare_digests(communicator: Communicator, call: Call, held: Hashable = None) -> bool | None:
     """Return True if any rank differentiates its call, and None, on all ranks, if calls or values differ.
 
     All checked calls begin with this all-reduce, so ranks with different calls detect the mismatch here.
@@ -155,7 +157,7 @@ class CallLog:
         self.digest = zlib.crc32(repr(essence[:-1]).encode(), self.digest)
         place, self._last = (self._last, essence), essence
         if place not in self._known:
-            self._known[place] = any(other.differentiable for other in _told(communicator, call))
+            self._known[place] = any(other.differentiable for other in _exchange_calls(communicator, call))
         return self._known[place]
 
 

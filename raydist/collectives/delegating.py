@@ -104,8 +104,12 @@ class RootReduction:
 
 
 @final
-class ReducingToOne(DelegatingCommunicator):
-    """A communicator whose `all_reduce` adds up tensors on one rank. At most one all-reduce is pending at a time."""
+class RootReducingCommunicator(DelegatingCommunicator):
+    """A communicator whose `all_reduce` adds up tensors on one rank. At most one all-reduce is pending at a time.
+
+    Every rank gathers the tensors of all ranks; the root adds them up, and broadcasts the result. Only strategies with
+    `cross_device_ops=ReductionToOneDevice(...)` use it.
+    """
 
     def __init__(self, inner: Communicator, accumulation: RootReduction) -> None:
         super().__init__(inner)

@@ -212,12 +212,12 @@ class Generation:
 
     def _listen(self) -> None:
         if self._error_broadcast.listen():
-            self._error_broadcast.named()  # the peer posted its failure before its liveness check
+            self._error_broadcast.name_missing_ranks()  # the peer posted its failure before its liveness check
 
     def _fail(self, error: RaydistError) -> RaydistError:
         """Record a failure of this rank, and return it with the missing ranks."""
         self._error_broadcast.fail(error)
-        return self._error_broadcast.named() or error
+        return self._error_broadcast.name_missing_ranks() or error
 
     def _late(self, operation: str, limit_s: float, *, fatal: bool) -> RaydistError:
         error = late_error(self.membership, operation, limit_s, fatal=fatal)

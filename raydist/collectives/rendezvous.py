@@ -39,14 +39,17 @@ _KINDS: dict[str, type[RaydistError]] = {
 }
 _FAILURE = "failure"
 _POLL_S = 0.005
-_ROLL_CALL_S = 0.3
+_LIVENESS_S = 0.3
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.0002, 0.05
 _READ_BY_ALL = 2  # all members have read exchange k - 2 before exchange k, since they took part in k - 1
 
 
 @final
 class ErrorBroadcast:
-    """Exchanges of one generation in the store, and its first failure, for one member."""
+    """The first failure of one generation, which members publish and poll in the store, for one member.
+
+    `exchange` passes small data through the same store, without the device and the sockets of the group.
+    """
 
     def __init__(self, store: Store, membership: Membership) -> None:
         self._store = store
@@ -77,7 +80,7 @@ class ErrorBroadcast:
                     f"{describe_ranks(missing)} did not arrive. Raise the limit if they were only slow."
                 )
             if self.listen():
-                self.named()  # the peer posted its failure before its liveness check
+                self.name_missing_ranks()  # the peer posted its failure before its liveness check
             self.check(what)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
@@ -126,20 +129,20 @@ class ErrorBroadcast:
             self._failure = self._failure or heard
         return True
 
-    def named(self) -> RaydistError | None:
-        """Return the failure with the ranks that do not answer a liveness check, and remember it so.
+    def name_missing_ranks(self) -> RaydistError | None:
+        """Add the ranks that do not answer a liveness check to the failure, and return the failure.
 
         Blocking: until all ranks have called it, at most 0.3 s.
         """
         failure = self._failure
         if failure is None or isinstance(failure, CancelledError | CollectiveMismatchError):
             return failure
-        missing = self.roll_call(_ROLL_CALL_S)
+        missing = self.check_liveness(_LIVENESS_S)
         if missing:
             self._failure = type(failure)(f"{failure.message} No sign of {describe_ranks(missing)}.")
         return self._failure
 
-    def roll_call(self, limit_s: float) -> tuple[int, ...]:
+    def check_liveness(self, limit_s: float) -> tuple[int, ...]:
         """Report this rank after a failure, and return the ranks that do not report within `limit_s` seconds."""
         deadline, missing = time.monotonic() + limit_s, tuple(range(self._membership.world_size))
         with contextlib.suppress(RuntimeError):  # the store is closed

@@ -25,7 +25,7 @@ from raydist.pipelines.optimize.file_shards import shard_files
 from raydist.replicas.ps.work_message import LogEntry
 
 if TYPE_CHECKING:
-    from raydist.actors.epochs.input_host import InputHost
+    from raydist.actors.epochs.input_pipeline_actors import InputPipelineActors
     from raydist.actors.epochs.link import PipelineLink
     from raydist.coordinator.coordinator import Coordinator
 
@@ -133,19 +133,19 @@ class PerWorkerInput:
 
     Args:
         coordinator: Returns the coordinator; starts the workers if there are none.
-        host: Returns the host of input pipelines.
+        pipelines: Returns the input pipelines.
     """
 
     def __init__(
         self,
         num_workers: Callable[[], int],
         coordinator: Callable[[], Coordinator],
-        host: Callable[[], InputHost],
+        pipelines: Callable[[], InputPipelineActors],
         timeouts: Timeouts,
     ) -> None:
         self._num_workers = num_workers
         self._coordinator = coordinator
-        self._host = host
+        self._pipelines = pipelines
         self._timeouts = timeouts
         self._numbers = itertools.count()
         self._living: weakref.WeakValueDictionary[str, PerWorkerValue] = weakref.WeakValueDictionary()
@@ -184,7 +184,7 @@ class PerWorkerInput:
 
     def _begin(self, datasets: list[Dataset], options: InputOptions, seeds: list[int], epoch: int) -> PerWorkerIterator:
         name = f"iterator-{next(self._numbers)}"
-        link = self._host().way_to_passes(on_host=options.on_host)
+        link = self._pipelines().link_to_epochs(on_host=options.on_host)
         jobs = tuple(
             _job(dataset, f"epoch {epoch} of worker {worker}'s dataset", seed, epoch, options, self._timeouts)
             for worker, (dataset, seed) in enumerate(zip(datasets, seeds, strict=True))
@@ -197,7 +197,7 @@ class PerWorkerInput:
     def _begin_dynamic(self, dataset: Dataset, options: InputOptions, seed: int, epoch: int) -> PerWorkerIterator:
         """Return an iterator over one pass that gives splits to workers as they ask for them."""
         name = f"iterator-{next(self._numbers)}"
-        link = self._host().way_to_passes(on_host=options.on_host)
+        link = self._pipelines().link_to_epochs(on_host=options.on_host)
         label = f"epoch {epoch} of the dataset that all workers share"
         link.call("open", _job(dataset, label, seed, epoch, options, self._timeouts))
         iterator = PerWorkerIterator(name)

@@ -30,7 +30,10 @@ _INSTEAD = MappingProxyType(
 
 
 class DatasetBase:
-    """An immutable graph, and the number of iterations over this object.
+    """An immutable graph, and what its iterations in this process share: epoch number, seed, executors and meters.
+
+    A copy or pickle has the graph alone. A strategy takes the graph, too, and runs it without
+    `Running`: in input pipelines or, on one device, in this process.
 
     The parts of the interface inherit from this class; `Dataset` combines them.
     """

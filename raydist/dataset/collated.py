@@ -1,4 +1,4 @@
-"""Conversion of a collate function's batches to elements of a dataset."""
+"""Conversion of the batches of a DataLoader's `collate_fn` to elements of a dataset."""
 
 from __future__ import annotations
 

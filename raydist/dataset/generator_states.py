@@ -144,8 +144,8 @@ def _set(states: Mapping[str, Any]) -> None:
 
 
 @final
-class Kept:
-    """A pickled object without the states of its generators, so that it can be recreated with other states.
+class PickledCopy:
+    """A copy of an object as a pickle, apart from the states of its generators, so that these can be exchanged.
 
     Args:
         data: Pickle of the object.
@@ -156,7 +156,7 @@ class Kept:
         self._data = data
         self.generators = generators
 
-    def with_generators(self, states: Any) -> Kept:
+    def with_generators(self, states: Any) -> PickledCopy:
         """Return the object with other states of its generators, which may come from a file."""
         texts = tuple(map(str, states))
         for text in texts:
@@ -166,7 +166,7 @@ class Kept:
                 f"A state must be of a DataLoader with the same generators, got one of {len(texts)} generators for a "
                 f"loader with {len(self.generators)}. Build the DataLoader as it was when the state was saved."
             )
-        return Kept(self._data, texts)
+        return PickledCopy(self._data, texts)
 
     def make(self, shared: Any) -> Any:
         """Return a copy of the object that refers to `shared` itself."""
@@ -174,7 +174,7 @@ class Kept:
 
 
 def set_generators(value: Any, shared: Any, texts: Sequence[str]) -> None:
-    """Give the generators in `value` the states of a similar `Kept`. Do nothing if `texts` do not fit."""
+    """Give the generators in `value` the states of a similar `PickledCopy`. Do nothing if `texts` do not fit."""
     pickler = _Pickler(io.BytesIO(), shared)
     pickler.dump(value)
     if len(pickler.held) != len(texts):
@@ -189,8 +189,8 @@ def set_generators(value: Any, shared: Any, texts: Sequence[str]) -> None:
             generator.set_state(state)
 
 
-def kept(value: Any, shared: Any) -> Kept:
-    """Return a copy of `value`; `shared`, an object that it may refer to, is not copied.
+def pickled_copy(value: Any, shared: Any) -> PickledCopy:
+    """Return a pickled copy of `value`; `shared`, an object that it may refer to, is not copied.
 
     Raises:
         InvalidArgumentError: `value` cannot be pickled.
@@ -204,7 +204,7 @@ def kept(value: Any, shared: Any) -> Kept:
             "A DataLoader's sampler must be picklable, as raydist copies it at the beginning of every epoch: "
             f"{type(error).__name__}: {error}. Give a sampler class that makes what cannot be pickled in __iter__."
         ) from error
-    return Kept(file.getvalue(), tuple(pickler.states))
+    return PickledCopy(file.getvalue(), tuple(pickler.states))
 
 
 @final

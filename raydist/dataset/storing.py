@@ -199,7 +199,7 @@ class Exporting(Running):
         [[0, 1], [2, 3], [4]]
         """
         # The class inherits from a torch class, but building and pickling pipelines must not import torch.
-        from raydist.dataset.torch_dataset import TorchDataset
+        from raydist.dataset.to_torch import TorchDataset
 
         return TorchDataset(self)
 

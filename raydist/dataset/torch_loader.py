@@ -1,4 +1,4 @@
-"""A torch DataLoader as a source: the order of its samples, and the batches that its `collate_fn` makes.
+"""`Dataset.from_torch` of a DataLoader: the order of its samples, and the batches that its `collate_fn` makes.
 
 The program's own loader determines the order. When an epoch begins, the sampler is copied; then the sampler and the
 loader's generator advance as by a whole iteration of the loader. The process that makes the batches iterates over
@@ -37,7 +37,14 @@ from torch.utils.data import (
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset.collated import element_of
-from raydist.dataset.generator_states import GlobalStates, Kept, generator_at, kept, set_generators, state_text
+from raydist.dataset.generator_states import (
+    GlobalStates,
+    PickledCopy,
+    generator_at,
+    pickled_copy,
+    set_generators,
+    state_text,
+)
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.sources.torch_datasets import LoaderOp, LoaderOrder
@@ -122,7 +129,7 @@ def _begun_lists(sampler: Any, generator: torch.Generator | None, *, twice: bool
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Begin:
+class _EpochStart:
     """A sampler and a loader's generator at the beginning of an epoch.
 
     Attributes:
@@ -132,7 +139,7 @@ class _Begin:
         home: Process of the program.
     """
 
-    copy: Kept
+    copy: PickledCopy
     globals: dict[str, str]
     num_workers: int
     home: tuple[str, int]
@@ -141,7 +148,7 @@ class _Begin:
         """Return the part of an iterator's state that describes the beginning of the epoch."""
         return {"generators": list(self.copy.generators), "globals": self.globals}
 
-    def at(self, state: dict[str, Any]) -> _Begin:
+    def at(self, state: dict[str, Any]) -> _EpochStart:
         """Return the same sampler with the generators of a state."""
         saved = GlobalStates(state["globals"]).texts()
         return replace(self, copy=self.copy.with_generators(state["generators"]), globals=saved)
@@ -192,9 +199,9 @@ class ProgramsOrder(LoaderOrder):
     def open(self, epoch: tuple[int, ...], state: dict[str, Any] | None) -> tuple[dict[str, Any], Callable[..., Any]]:
         return CopiedOrder(self._dataset, self._begin(), 0).open(epoch, state)
 
-    def _begin(self) -> _Begin:
+    def _begin(self) -> _EpochStart:
         leaf = _known_leaf(self._sampler)
-        begin = _Begin(kept(self._copied, self._dataset), {}, self._num_workers, self._home)
+        begin = _EpochStart(pickled_copy(self._copied, self._dataset), {}, self._num_workers, self._home)
         if leaf is None:
             return replace(begin, globals=GlobalStates().texts())
         if self._generator is None or getattr(leaf, "generator", self._generator) is None:
@@ -232,11 +239,11 @@ class ProgramsOrder(LoaderOrder):
 class CopiedOrder(LoaderOrder):
     """The order of one epoch of a dataset, including the passes of a `repeat` within that epoch."""
 
-    def __init__(self, dataset: Any, first: _Begin, epoch: int) -> None:
+    def __init__(self, dataset: Any, first: _EpochStart, epoch: int) -> None:
         self._dataset = dataset
         self._first = first
         self._epoch = epoch
-        self._last: tuple[tuple[int, ...], _Begin] | None = None
+        self._last: tuple[tuple[int, ...], _EpochStart] | None = None
 
     def begin(self, epoch: int, saved: dict[str, Any] | None) -> LoaderOrder:
         return self
@@ -248,7 +255,7 @@ class CopiedOrder(LoaderOrder):
         self._last = epoch, begin
         return begin.state(), partial(_Pass, begin, self._dataset)
 
-    def _begin_of(self, epoch: tuple[int, ...]) -> _Begin:
+    def _begin_of(self, epoch: tuple[int, ...]) -> _EpochStart:
         if self._last is not None:
             last, begin = self._last
             return begin if last == epoch else _Pass(begin, self._dataset).end()
@@ -267,7 +274,7 @@ class _Pass:
     beginning of the epoch if the sampler has a length.
     """
 
-    def __init__(self, begin: _Begin, dataset: Any) -> None:
+    def __init__(self, begin: _EpochStart, dataset: Any) -> None:
         self._dataset = dataset
         self._begin = begin
         self._made = begin.copy.make(dataset)
@@ -288,12 +295,12 @@ class _Pass:
         for number, indices in enumerate(self._lists()):
             yield pickle.dumps(((self._seed + number) % (1 << 63), indices))
 
-    def end(self) -> _Begin:
+    def end(self) -> _EpochStart:
         """Return the sampler and its generators after this iteration."""
         deque(self._lists(), maxlen=0)
         if self._lent:
             self._leaf.generator = None
-        copied = kept(self._made, self._dataset)
+        copied = pickled_copy(self._made, self._dataset)
         own = state_text(self._substitute)
         return replace(self._begin, copy=copied, globals=self._globals.texts() if own is None else {"torch": own})
 

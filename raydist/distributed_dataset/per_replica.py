@@ -39,7 +39,7 @@ class InputSide:
     """The part of a strategy that its distributed datasets use.
 
     Attributes:
-        opener: Starts passes: the strategy's `InputHost`.
+        opener: Starts epochs: the strategy's `InputPipelineActors`.
         num_replicas: Number of replicas, equal for all workers; the replicas of a worker have consecutive ranks.
         timeouts: Time limits.
         drain: Blocks until every dispatched step is done (the replicas may be reading an iterator).

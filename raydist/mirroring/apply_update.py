@@ -121,7 +121,7 @@ class ReplicaBuffers:
 
 @final
 class ControlCollector:
-    """The attributes and `requires_grad` flags that the driver knows, compared with the present ones."""
+    """The collector of control state (attributes, `requires_grad` flags) that the driver does not know yet."""
 
     def __init__(self, table: ReplicaTable, identify: Callable[[Any], PersistentId | None]) -> None:
         self._table = table

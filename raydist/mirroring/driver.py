@@ -1,4 +1,4 @@
-"""The driver side of mirroring: the user's objects, and the updates that the driver sends before each step.
+"""The driver side of mirroring: the user's objects, and the payload that the driver sends with each step.
 
 An object stays plain until a step references it. Then the driver sends it once and makes it *mirrored* in place: the
 program keeps the same object, a read of the object fetches the present values of the replicas, and the driver finds
@@ -47,6 +47,8 @@ class MirrorDriver:
 
     Their state has three parts, each of which caches what the driver read and finds what it wrote: attributes
     (`ControlState`), parameters and buffers (`Variables`), and states of optimizers and metrics (`LazyStates`).
+
+    For each step the strategy calls `prepare`, sends the payload, and calls `dispatched`; after a failed step, `reset`.
 
     `name` is the strategy's, for messages; `devices` returns the device types of the replicas; with `serves_rows` the
     strategy stores rows of embedding tables.

@@ -33,7 +33,9 @@ _MOST_BYTES = 1 << 16
 
 @final
 class FunctionCache:
-    """The unpickled step functions of one replica. Rank 0 checks after runs whether the function has changed copies.
+    """The unpickled step functions of one replica: the other end of `SentFunctions`.
+
+    Rank 0 checks after runs whether the function has changed copies.
 
     `is_shared` returns True for an object that is not a copy (a mirrored one, the strategy).
     """

@@ -1,4 +1,6 @@
-"""States of optimizers and metrics, which the driver fetches only when the program reads them.
+"""States of optimizers and metrics (momentum, totals): how replicas' states merge, and the driver's cache of them.
+
+The driver fetches a state when the program reads it.
 
 The state of an optimizer is equal on all replicas. Each replica accumulates its own states of a torchmetrics metric,
 and the driver reads the merged states. States are merged as torchmetrics merges ranks, by each state's

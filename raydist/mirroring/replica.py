@@ -29,7 +29,7 @@ from raydist.mirroring.lazy_states import (
     states_for_rank,
 )
 from raydist.mirroring.messages import MirrorCalls, StepPayload, TensorImage
-from raydist.mirroring.replica_hooks import ParameterGuard, UpdateLog, note_steps
+from raydist.mirroring.replica_hooks import OptimizerLog, ParameterGuard, note_steps
 from raydist.parameter_servers.local_rows import access_to
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
@@ -81,7 +81,7 @@ class MirrorReplica(MirrorCalls):
 
     Attributes:
         injected: The objects by name that functions reference; more may be added.
-        updates: The log of optimizer steps.
+        optimizer_log: The log of optimizer steps.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class MirrorReplica(MirrorCalls):
         self._parameters_at = -1
         self._control = ControlCollector(self._table, self._identify)
         self._buffers = ReplicaBuffers(self._table, self.rank, self._world_size)
-        self.updates = UpdateLog(self._table)
+        self.optimizer_log = OptimizerLog(self._table)
         self._applier = UpdateApplier(
             self._table,
             self._buffers,
             self._control,
             resolve=self._resolve,
             states_for_rank=lambda metric, states: states_for_rank(metric, states, self.rank, self._world_size),
-            watch=lambda optimizer: note_steps(optimizer, self.updates.note, self._carry_out, self._on_cleared),
+            watch=lambda optimizer: note_steps(optimizer, self.optimizer_log.note, self._carry_out, self._on_cleared),
         )
 
     def apply(self, payload: StepPayload, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -329,7 +329,7 @@ class MirrorReplica(MirrorCalls):
         self._functions.clear()  # they refer to the objects of before; the driver sends them again
 
     def _is_shared(self, obj: Any) -> bool:
-        """Return True if `obj` is a mirrored or external object, not a copy."""
+        """Return True if `obj` is a mirrored or injected object, not a copy."""
         return self._table.handle_of(obj) is not None or self.injected.holds(obj)
 
     def _identify(self, obj: Any) -> PersistentId | None:

@@ -159,8 +159,8 @@ def _clearing(
 
 
 @final
-class UpdateLog:
-    """Steps and learning rates of the mirrored optimizers of one replica.
+class OptimizerLog:
+    """Steps and learning rates of the mirrored optimizers of one replica, which ranks compare in the trailer.
 
     Attributes:
         count: Number of steps since the last restart.

@@ -201,7 +201,7 @@ _KEPT = 64
 
 @final
 class SentFunctions:
-    """The step functions that the replicas have: each is sent once, and again after a change."""
+    """The step functions in the `FunctionCache` of each replica: each is sent once, and again after a change."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, None] = OrderedDict()  # least recently used first

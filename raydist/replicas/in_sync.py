@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.checked import all_hold, describe_call
+from raydist.collectives.checked import all_equal, describe_call
 from raydist.collectives.translation import describe_each, describe_odd_ones
 from raydist.core.errors import CollectiveMismatchError
 from raydist.core.values import ReduceOp
@@ -115,7 +115,7 @@ class SyncCheck:
         for (name, _), digest in zip(entries, digests, strict=True):
             total = zlib.crc32(digest.to_bytes(4), zlib.crc32(name.encode(), total))
         call = describe_call("comparison of what was trained", None)
-        if not all_hold(self._communicator, call, (len(entries), total)):
+        if not all_equal(self._communicator, call, (len(entries), total)):
             self._settle(entries, digests)
         self.compare_buffers()
 
@@ -133,7 +133,7 @@ class SyncCheck:
         digests = [digest_of(buffer) for _, buffer in buffers]
         call = describe_call("comparison of buffers", None)
         total = zlib.crc32(repr(digests).encode())
-        if all_hold(self._communicator, call, (len(buffers), total)):
+        if all_equal(self._communicator, call, (len(buffers), total)):
             return
         self._warned_of_buffers = True
         said = self._gather(digests)

@@ -57,7 +57,7 @@ class ReplicaVariables:
 
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Return every optimizer, in an order that is the same on all replicas."""
-        return self._mirror.updates.optimizers()
+        return self._mirror.optimizer_log.optimizers()
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> None:
         """Replace `tensor` on every replica by the reduction over all replicas, including replicas without rows.

@@ -22,7 +22,7 @@ from raydist.checkpoints.shards import MergedStates, Shard, ShardWriter
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CallLog
 from raydist.collectives.deadlock import DeadlockDetector, Progress, WatchedCommunicator
-from raydist.collectives.delegating import ReducingToOne
+from raydist.collectives.delegating import RootReducingCommunicator
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
@@ -95,7 +95,7 @@ class GroupMember:
             backend=self._setup.backend,
         )
         if self._setup.accumulation is not None:
-            group = ReducingToOne(group, self._setup.accumulation)
+            group = RootReducingCommunicator(group, self._setup.accumulation)
         return WatchedCommunicator(group, purpose, self.progress, self._verdict)
 
     def _watch(self, membership: Membership) -> None:
@@ -183,7 +183,7 @@ class ReplicaRunner:
     def join(self, membership: Membership) -> None:
         """Join a generation of the group, and clear an earlier failure. Blocks until all replicas have joined."""
         self._member.join(membership)
-        self._mirror.updates.restart()
+        self._mirror.optimizer_log.restart()
         calls = CallLog()
         if self._reducer is not None:
             self._reducer.close()  # or its hooks would stay on the parameters
@@ -221,7 +221,7 @@ class ReplicaRunner:
             self._peers.note_cleared(parameter for group in optimizer.param_groups for parameter in group["params"])
 
     def _updates(self) -> Updates:
-        log = self._mirror.updates
+        log = self._mirror.optimizer_log
         return Updates(log.count, log.rates())
 
     def steps(self, message: StepMessage, objects: Sequence[Leaves]) -> GroupResult:

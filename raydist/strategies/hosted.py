@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
-from raydist.actors.epochs.input_host import InputHost
+from raydist.actors.epochs.input_pipeline_actors import InputPipelineActors
 from raydist.actors.metric_counters import TrainingMetrics
 from raydist.checkpoints.shards import DispatchedSave
 from raydist.context.current import open_strategies
@@ -86,7 +86,7 @@ class HostedStrategy(Strategy):
         self._title = f"{type(self).__name__} made at {user_line()}, {time.strftime('%H:%M:%S')},"
         self._timeouts = timeouts or Timeouts()
         self._options = RunOptions(gradient_reduce_op=ReduceOp.MEAN)
-        self._input_host: InputHost | None = None
+        self._input_pipelines: InputPipelineActors | None = None
         self._pending_saves: list[DispatchedSave] = []
         self._summaries = StepSummaries(weakref.WeakMethod(self._await_steps), weakref.WeakMethod(self._until_now))
         self._metrics = TrainingMetrics(self._name)
@@ -143,21 +143,21 @@ class HostedStrategy(Strategy):
         return options.gradient_reduce_op or self._options.gradient_reduce_op or ReduceOp.MEAN
 
     @final
-    def _pipelines(self) -> InputHost:
+    def _pipelines(self) -> InputPipelineActors:
         """Return the input pipelines, which may still be starting."""
         self._require_open("distribute a dataset")
-        if self._input_host is None:
-            self._input_host = InputHost(
+        if self._input_pipelines is None:
+            self._input_pipelines = InputPipelineActors(
                 self._name,
                 num_replicas=self._num_readers(),
                 timeouts=self._timeouts,
                 node_id=self._first_node(),
-                # The host outlives a strategy that is dropped: it must not keep the strategy alive.
+                # These outlive a strategy that is dropped: they must not keep the strategy alive.
                 worker_nodes=functools.partial(_call_living, weakref.WeakMethod(self._worker_nodes)),
             )
-            self._when_dropped.add(self._input_host.close)
-        self._input_host.start()  # its process starts while the others do
-        return self._input_host
+            self._when_dropped.add(self._input_pipelines.close)
+        self._input_pipelines.start()  # its process starts while the others do
+        return self._input_pipelines
 
     @final
     def distribute_dataset(
@@ -207,8 +207,8 @@ class HostedStrategy(Strategy):
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self._stop)
-            if self._input_host is not None:
-                stack.callback(self._input_host.close)
+            if self._input_pipelines is not None:
+                stack.callback(self._input_pipelines.close)
             # Callbacks run in reverse order: the variables get their final values while the actors are alive.
             stack.callback(self._release_variables, fetch=fetch)
         self._when_dropped.forget()

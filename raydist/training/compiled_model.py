@@ -15,7 +15,7 @@ from raydist.strategies.functions import get_strategy
 from raydist.training.elements import Precision
 from raydist.training.losses import kind_of, loss_by_name
 from raydist.training.passes import require_at_least
-from raydist.training.steps import Compiled, Trainee
+from raydist.training.steps import CompileSettings, Trainee
 from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
 from raydist.training.updates import Accumulation, Update, optimizer_by_name, require_optimizer, scheduler_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CompiledModel:
-    """A module, its strategy, and the settings of `compile`: the part of `Model` before training.
+    """The base class of `Model`: a module, its strategy, and the settings of `compile`, if that was called.
 
     Attributes:
         stop_training: Set to True in a callback to end `fit` after the current execution.
@@ -38,7 +38,7 @@ class CompiledModel:
         self._module = module
         self._config = config
         self._strategy = get_strategy()
-        self._compiled: Compiled | None = None
+        self._compiled: CompileSettings | None = None
         self.stop_training = False
 
     @property
@@ -253,7 +253,9 @@ class CompiledModel:
             steps_with = scheduler_of(scheduler, optimizer)
         update = Update(optimizer, None if apart else steps_with, clip_norm, accumulation, scaler)
         here = steps_with if apart else None
-        self._compiled = Compiled(update, found_loss, row_loss, kind, trackers, steps_per_execution, precision, here)
+        self._compiled = CompileSettings(
+            update, found_loss, row_loss, kind, trackers, steps_per_execution, precision, here
+        )
 
     def _trainee(self) -> Trainee:
         if self._compiled is None:

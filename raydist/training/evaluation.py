@@ -18,7 +18,7 @@ from raydist.training.passes import (
     opened,
     require_finite,
     require_steps,
-    run_pass,
+    run_executions,
     warn_out_of_data,
 )
 from raydist.training.steps import Trainee, evaluation_step, prediction_step
@@ -58,7 +58,7 @@ class Evaluation:
         self._reporter.start(label, num_steps(data, limit))
         self._callbacks.call("on_test_begin", {})
         with in_evaluation_mode(self._trainee.module), opened(data) as iterator:
-            steps = run_pass(
+            steps = run_executions(
                 Executions(
                     self._trainee.strategy,
                     self._step,
@@ -117,7 +117,7 @@ class Prediction:
             def after_execution(done: int) -> None:
                 self._collect(calls.result, done)
 
-            steps = run_pass(
+            steps = run_executions(
                 calls,
                 limit=limit,
                 begin=lambda step: self._callbacks.call("on_predict_batch_begin", step, {}),

@@ -21,7 +21,7 @@ from raydist.training.passes import (
     require_at_least,
     require_finite,
     require_steps,
-    run_pass,
+    run_executions,
     warn_out_of_data,
 )
 from raydist.training.progress import Reporter
@@ -218,7 +218,7 @@ class Fit:
     def _train(self, executions: Executions) -> int:
         """Run the training steps of one epoch; return their number."""
         wanted = self._plan.steps_per_epoch
-        steps = run_pass(
+        steps = run_executions(
             executions,
             limit=wanted,
             begin=self._before_execution,

@@ -1,4 +1,7 @@
-"""One iteration over a dataset, seen from the driver: calls to the replicas with hooks around them."""
+"""The loop over the batches of an epoch, a validation or a prediction on the driver, with callbacks around each call.
+
+An *execution* is one call to the replicas, of `steps_per_execution` steps.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from raydist.options import RunOptions
 
 
-def run_pass(
+def run_executions(
     calls: Executions,
     *,
     begin: Callable[[int], None],

@@ -4,6 +4,9 @@ Each is an ordinary closure over the module, the optimizer and the trackers, as 
 `strategy.run`. A replica without rows runs the step on padding rows: the strategy then zeroes the replica's gradients
 and restores its metrics' states from before the step.
 
+In training, replicas add gradients up (`RunOptions(gradient_reduce_op=SUM)` in `fit.py`) instead of weighting them by
+rows: each replica's loss is divided by the denominator of the global batch already (`losses.py`).
+
 torchmetrics' classification metrics interpret predictions within [0, 1] as probabilities and all others as logits,
 batch by batch. A replica's piece may look like probabilities although the whole batch does not. So the replicas
 compare their pieces; if these differ, one replica updates such metrics with the whole batch.
@@ -115,7 +118,7 @@ _END = object()
 
 @final
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompileSettings:
     """The arguments of `Model.compile`, and the counters created for them.
 
     Attributes:
@@ -143,11 +146,11 @@ class Compiled:
 @final
 @dataclass(frozen=True, slots=True)
 class Trainee:
-    """A compiled module and its strategy, as used by fit and evaluate."""
+    """The part of a compiled `Model` that fit and evaluate use: strategy, module, and settings of `compile`."""
 
     strategy: Strategy
     module: nn.Module
-    compiled: Compiled
+    compiled: CompileSettings
 
 
 @final
@@ -160,7 +163,9 @@ class _Outcome:
     num_rows: int
 
 
-def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWeights, count: Callable[[], Any]) -> Step:
+def training_step(
+    module: nn.Module, compiled: CompileSettings, class_weights: ClassWeights, count: Callable[[], Any]
+) -> Step:
     """Return the step function for training: forward, backward and update on one batch; then `count()`."""
     update = compiled.update
     run, track = _forward(module, compiled, class_weights), _tracking(compiled.trackers)
@@ -176,7 +181,7 @@ def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWei
     return train_step
 
 
-def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
+def evaluation_step(module: nn.Module, compiled: CompileSettings) -> Step:
     """Return the step function for the loss and metrics of one batch."""
     run, track = _forward(module, compiled, ClassWeights()), _tracking(compiled.trackers)
 
@@ -225,7 +230,7 @@ def looped(step: Step) -> Callable[[Iterator[Any], int], int]:
     return loop
 
 
-def _forward(module: nn.Module, compiled: Compiled, class_weights: ClassWeights) -> Callable[[Any], _Outcome]:
+def _forward(module: nn.Module, compiled: CompileSettings, class_weights: ClassWeights) -> Callable[[Any], _Outcome]:
     """Return the function from a batch to its loss and the arguments for metrics."""
     loss, row_loss, kind = compiled.loss, compiled.row_loss, compiled.loss_kind
     joins_batches = compiled.update.accumulation is not None
@@ -252,7 +257,7 @@ def _forward(module: nn.Module, compiled: Compiled, class_weights: ClassWeights)
     return compare
 
 
-def _own_loss(module: nn.Module, compiled: Compiled) -> Callable[[Any], _Outcome]:
+def _own_loss(module: nn.Module, compiled: CompileSettings) -> Callable[[Any], _Outcome]:
     precision, kind, has_metrics = compiled.precision, compiled.loss_kind, bool(compiled.trackers.metrics)
     joins_batches = compiled.update.accumulation is not None
 

@@ -1,4 +1,4 @@
-"""Counters of an iteration over a dataset: the loss, the rows and the user's metrics.
+"""Counters of the batches since the last reset: the loss, the rows and the user's metrics.
 
 All counters are metrics created in the strategy's scope: each replica updates its own copy in the step; the driver
 reads them merged and resets them. So a step returns nothing, and nothing is fetched before it is read.

@@ -11,7 +11,7 @@ import torch
 
 from raydist.collectives import opening
 from raydist.collectives.base import Communicator, Work
-from raydist.collectives.checked import CheckedCommunicator, all_hold, describe_call, exchange
+from raydist.collectives.checked import CheckedCommunicator, all_equal, describe_call, exchange
 from raydist.core.errors import CollectiveMismatchError, DeadlineExceededError, RaydistError
 from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
@@ -190,7 +190,7 @@ def test_nothing_is_added_where_the_other_one_checks_itself(monkeypatch: pytest.
 @pytest.mark.parametrize(("held", "alike"), [((5, 5, 5), True), ((5, 5, 6), False)])
 def test_all_are_told_whether_all_hold_the_same(held: tuple[int, ...], alike: bool) -> None:
     def body(group: LocalGroup) -> bool:
-        return all_hold(group, describe_call("comparison", None), held[group.rank])
+        return all_equal(group, describe_call("comparison", None), held[group.rank])
 
     assert run_ranks(3, body) == [alike] * 3
 
@@ -199,9 +199,9 @@ def test_all_are_told_whether_all_hold_the_same(held: tuple[int, ...], alike: bo
 def test_who_calls_something_else_is_told_so_whatever_is_held(held: tuple[int, ...]) -> None:
     def body(group: LocalGroup) -> None:
         calls: list[Callable[[], object]] = [
-            lambda: all_hold(group, describe_call("comparison", None), held[0]),
+            lambda: all_equal(group, describe_call("comparison", None), held[0]),
             lambda: exchange(group, describe_call("all_reduce(SUM)", torch.ones(2))),
-            lambda: all_hold(group, describe_call("comparison", None), held[1]),
+            lambda: all_equal(group, describe_call("comparison", None), held[1]),
         ]
         with pytest.raises(CollectiveMismatchError, match=r"comparison.*all_reduce.*comparison"):
             calls[group.rank]()

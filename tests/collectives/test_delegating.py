@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.delegating import LimitedCommunicator, ReducingToOne, RootReduction
+from raydist.collectives.delegating import LimitedCommunicator, RootReducingCommunicator, RootReduction
 from raydist.core.errors import DeadlineExceededError, SpecError
 from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
@@ -46,8 +46,8 @@ def test_a_call_ends_at_its_own_limit_and_others_at_theirs() -> None:
 # --- reducing to one --------------------------------------------------------------------------------------------------
 
 
-def wrapped(group: LocalGroup, root: int = 1) -> ReducingToOne:
-    return ReducingToOne(group, RootReduction(root))
+def wrapped(group: LocalGroup, root: int = 1) -> RootReducingCommunicator:
+    return RootReducingCommunicator(group, RootReduction(root))
 
 
 def test_it_reduces_and_moves_as_any_other() -> None:
@@ -80,7 +80,7 @@ def test_a_function_of_ones_own_adds_up() -> None:
         return torch.stack(tensors).sum(0)
 
     def body(group: LocalGroup) -> tuple[float, float]:
-        communicator = ReducingToOne(group, RootReduction(1, note))
+        communicator = RootReducingCommunicator(group, RootReduction(1, note))
         mean, most = torch.tensor([float(group.rank)]), torch.tensor([float(group.rank)])
         communicator.all_reduce(mean, ReduceOp.MEAN).wait()
         communicator.all_reduce(most, ReduceOp.MAX).wait()
@@ -108,14 +108,18 @@ def test_gradients_are_those_of_one_device() -> None:
     batches = [rows(7, seed=1), rows(2, seed=2)]
     expected = train_alone(copy.deepcopy(start), batches, descend)
     replicas = train_together(
-        start, batches, descend, world_size=3, wrap=lambda group: ReducingToOne(group, RootReduction(2, add_backwards))
+        start,
+        batches,
+        descend,
+        world_size=3,
+        wrap=lambda group: RootReducingCommunicator(group, RootReduction(2, add_backwards)),
     )
     assert_equal_parameters(expected, replicas, start=start)
 
 
 def test_what_it_returns_is_checked() -> None:
     def body(group: LocalGroup) -> str:
-        communicator = ReducingToOne(group, RootReduction(0, lambda tensors: torch.stack(list(tensors))))
+        communicator = RootReducingCommunicator(group, RootReduction(0, lambda tensors: torch.stack(list(tensors))))
         if group.rank == 0:
             with pytest.raises(SpecError, match="accumulation_fn must return one tensor"):
                 communicator.all_reduce(torch.ones(3), ReduceOp.SUM).wait()

@@ -250,22 +250,22 @@ def test_the_first_failure_stays(kind: type[RaydistError]) -> None:
 def test_a_failure_names_the_ranks_that_do_not_answer() -> None:
     first, _ = bulletins(2)
     first.fail(UnavailableError("Connection closed."))
-    assert str(first.named()) == "Connection closed. No sign of rank 1."
+    assert str(first.name_missing_ranks()) == "Connection closed. No sign of rank 1."
     aborted, _ = bulletins(2)
     aborted.fail(CancelledError("rank 0 aborted"))
-    assert str(aborted.named()) == "rank 0 aborted"
+    assert str(aborted.name_missing_ranks()) == "rank 0 aborted"
 
 
-def test_roll_call() -> None:
+def test_check_liveness() -> None:
     first, second, third = bulletins(3)
-    assert first.roll_call(0.0) == (1, 2)
-    assert third.roll_call(0.0) == (1,)
-    assert second.roll_call(60.0) == ()
+    assert first.check_liveness(0.0) == (1, 2)
+    assert third.check_liveness(0.0) == (1,)
+    assert second.check_liveness(60.0) == ()
 
 
 def test_the_last_living_rank_to_report_is_not_missing() -> None:
     first, second = bulletins(2)
-    later = threading.Timer(0.01, second.roll_call, [0.0])
+    later = threading.Timer(0.01, second.check_liveness, [0.0])
     later.start()
-    assert first.roll_call(5.0) == ()
+    assert first.check_liveness(5.0) == ()
     later.join()

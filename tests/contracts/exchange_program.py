@@ -338,7 +338,7 @@ def connected(group: Communicator, parts: Parts, bucket_bytes: int) -> SyncPeers
         bucket_bytes=bucket_bytes,
         first_bucket_bytes=64,
         policy=policy,
-        updates=lambda: Updates(mirror.updates.count, mirror.updates.rates()),
+        updates=lambda: Updates(mirror.optimizer_log.count, mirror.optimizer_log.rates()),
         expect_rows=lambda: row_tables(mirror.objects()),
     )
     peers.append(SyncPeers(group, reducer, torch.device("cpu"), mirror, policy))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import raydist as rd
-from raydist.actors.epochs.input_host import InputHost
+from raydist.actors.epochs.input_pipeline_actors import InputPipelineActors
 from raydist.distributed_dataset import InputSide, LocalDistributedDataset, distribute
 from tests.several_nodes import LIMITS, shared_strategy
 
@@ -133,7 +133,7 @@ def a_state_goes_on_anywhere() -> None:
     head = flat(next(iterator) for _ in range(2))
     state = json.loads(json.dumps(iterator.state_dict()))
     for replicas in (1, 3, 4):
-        host = InputHost("later", num_replicas=replicas, timeouts=LIMITS)
+        host = InputPipelineActors("later", num_replicas=replicas, timeouts=LIMITS)
         try:
             side = InputSide(host, replicas, LIMITS, drain=lambda: None)
             resumed = iter(distribute(dataset, side, OPTIONS))

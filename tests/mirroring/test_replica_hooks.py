@@ -20,7 +20,7 @@ from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import PerReplica
 from raydist.mirroring.function_cache import ClosureMutationCheck
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.replica_hooks import UpdateLog, note_steps
+from raydist.mirroring.replica_hooks import OptimizerLog, note_steps
 from tests.mirroring.in_process import Mirror, linear
 
 
@@ -159,7 +159,7 @@ def test_a_zero_grad_set_by_the_program_is_called() -> None:
 
 def test_rates_of_every_group_of_every_optimizer() -> None:
     table = ReplicaTable()
-    log = UpdateLog(table)
+    log = OptimizerLog(table)
     assert log.rates() == ()
     weight, bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     groups: list[dict[str, Any]] = [{"params": [weight], "lr": 0.5}, {"params": [bias]}]

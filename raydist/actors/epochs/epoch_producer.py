@@ -53,7 +53,7 @@ def _rows_by_node(column: RemoteColumn) -> dict[str, np.ndarray]:
 
 @final
 class Assembly:
-    """Copies of rows by input workers on the nodes that store the rows, for replicas on several nodes.
+    """The assembly of batches for replicas on several nodes: input workers copy rows on the nodes that store them.
 
     A shuffled batch has rows of many blocks. If each replica mapped these blocks, they would all travel to every node.
     So an input worker on the node of some blocks copies the rows for one replica into a new block, and only that

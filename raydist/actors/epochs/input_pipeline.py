@@ -238,7 +238,7 @@ class InputPipeline:
         pool = self._borrow_pool(job, ops)
         give_back = functools.partial(self._give_back, pool)
         try:
-            producer = self._make_production(job, ops, pool, give_back)
+            producer = self._make_producer(job, ops, pool, give_back)
         except BaseException:
             give_back()
             raise
@@ -252,7 +252,7 @@ class InputPipeline:
         merged = self._epochs[key] = MergedEpoch(links, job)
         merged.start()
 
-    def _make_production(
+    def _make_producer(
         self, job: InputJob, ops: Sequence[DatasetOp], pool: ActorExecutor | None, on_end: Callable[[], None]
     ) -> EpochProducer:
         make_executor = local_executor if pool is None else lambda options: SharedExecutor(pool)

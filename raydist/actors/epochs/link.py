@@ -26,14 +26,22 @@ if TYPE_CHECKING:
 
 @final
 class PipelineLink:
-    """A reader's link to one epoch on an InputPipeline actor. Picklable."""
+    """A reader's link to one epoch on an InputPipeline actor. Picklable.
+
+    Args:
+        actor: Handle of the actor.
+        name: Name of the actor, for messages.
+        key: Key of the epoch.
+        timeouts: Limits.
+        on_host: Leave batches in the host's memory instead of moving them to the replica's device.
+    """
 
     def __init__(self, actor: Any, name: str, key: str, timeouts: Timeouts, *, on_host: bool = False) -> None:
         self._actor = actor
         self.name = name
         self.key = key
         self.timeouts = timeouts
-        self.on_host = on_host  # batches stay in the host's memory
+        self.on_host = on_host
         self._process = OwningProcess("A distributed dataset with its batches")
         self._session = RaySession()
 

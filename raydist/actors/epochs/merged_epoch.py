@@ -1,4 +1,4 @@
-"""An epoch that merges the epochs of several workers, each of which has an input pipeline on its own node.
+"""An epoch that merges the epochs of a strategy's workers, each of which has an input pipeline on its own node.
 
 Only references and row counts are merged here: rows go from the node that made them to the replicas there. Replicas
 weigh by the row counts of all workers. A worker that runs out of data contributes empty batches until every worker is

@@ -29,7 +29,7 @@ from raydist.pipelines.elements.columns import RemoteColumn, concat_columns
 from raydist.pipelines.elements.object_leaves import Box, boxed, handed_out
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.small_floats import dtype_named, tensor_of_array
-from raydist.pipelines.run.split import STAND_IN_ROWS
+from raydist.pipelines.run.split import PADDING_ROWS
 
 if TYPE_CHECKING:
     from raydist.pipelines.run.split import Columns
@@ -186,7 +186,7 @@ def few_rows(piece: Callable[[int], _Array], place: int) -> _Array:
     """Return no rows or the first rows of a piece, depending on `place`; a scalar is returned whole, as by `deal`."""
     some, at = divmod(place, FIRST_ROWS)
     array = piece(at)
-    num_rows = STAND_IN_ROWS if some == 1 else 0
+    num_rows = PADDING_ROWS if some == 1 else 0
     if (box := _box_in(array)) is not None:
         return boxed(box.first(num_rows))
     return array if array.ndim == 0 and num_rows else array.reshape(array.shape or 1)[:num_rows]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class EpochOpener(Protocol):
-    """The interface that starts epochs over datasets: `actors.epochs.input_host.InputHost`."""
+    """The interface that starts epochs over datasets: `actors.epochs.input_pipeline_actors.InputPipelineActors`."""
 
     def open(self, job: InputJob | MergedJob) -> PipelineLink:
         """Start the epoch that `job` describes."""

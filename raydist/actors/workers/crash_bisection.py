@@ -1,7 +1,8 @@
 """Crash bisection: a block on which a worker died runs again row by row, on workers that get no other blocks.
 
-An element becomes an error when two workers died on it and reported an exit reason. A worker that
-dies without a reason may have been killed from outside, so the error then takes more deaths.
+The block is not halved: one fresh worker runs row after row until it dies, and the next one continues at that row. An
+element becomes an error when two workers died on it and reported an exit reason. A worker that dies without a reason
+may have been killed from outside, so the error then takes more deaths.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _DEATHS = 2  # with an exit reason
 _SILENT_DEATHS = 6
-_CONDEMNED_IN_A_ROW = 3  # if this many elements in a row fail, the cause is not the elements
+_FAILED_IN_A_ROW = 3  # if this many elements in a row fail, the cause is not the elements
 
 
 @final
@@ -40,12 +41,12 @@ class RowsDone:
     Attributes:
         results: Results of the finished rows, in order.
         worker: Name of the worker.
-        words: Exit reason of the worker; "" for none.
+        exit_reason: Exit reason of the worker; "" for none.
     """
 
     results: Sequence[StageResult]
     worker: str
-    words: str = ""
+    exit_reason: str = ""
 
 
 RunRows = Callable[[int], RowsDone]
@@ -70,19 +71,19 @@ def isolate(spec: StageSpec, block: Block, starts: tuple[int, ...], run_rows: Ru
     Raises:
         UnavailableError: Several elements in a row kill workers, so the cause is something else.
     """
-    trial = _Trial(spec, starts, streak)
-    while len(trial.results) < block.num_rows:
-        done = run_rows(len(trial.results))
-        trial.results.extend(done.results)
+    rows = _RowByRow(spec, starts, streak)
+    while len(rows.results) < block.num_rows:
+        done = run_rows(len(rows.results))
+        rows.results.extend(done.results)
         if done.results:
-            trial.acquit()
-        if len(trial.results) < block.num_rows:
-            trial.blame(done)
-    return join_results(spec, trial.results)
+            rows.note_success()
+        if len(rows.results) < block.num_rows:
+            rows.note_death(done)
+    return join_results(spec, rows.results)
 
 
 @final
-class _Trial:
+class _RowByRow:
     """The results of rows so far, and the worker deaths on the next row."""
 
     def __init__(self, spec: StageSpec, starts: tuple[int, ...], streak: Streak) -> None:
@@ -92,18 +93,18 @@ class _Trial:
         self._streak = streak
         self._deaths: list[RowsDone] = []
 
-    def acquit(self) -> None:
+    def note_success(self) -> None:
         self._deaths = []
         self._streak.end()
 
-    def blame(self, done: RowsDone) -> None:
+    def note_death(self, done: RowsDone) -> None:
         self._deaths.append(done)
-        if sum(bool(death.words) for death in self._deaths) < _DEATHS and len(self._deaths) < _SILENT_DEATHS:
+        if sum(bool(death.exit_reason) for death in self._deaths) < _DEATHS and len(self._deaths) < _SILENT_DEATHS:
             return
         self._streak.length += 1
         worker, error = done.worker, self._error(done.worker)
         self._deaths = []
-        if self._streak.length >= _CONDEMNED_IN_A_ROW:
+        if self._streak.length >= _FAILED_IN_A_ROW:
             raise UnavailableError(
                 f"{error.message} So did the {self._streak.length - 1} elements before it: the function, or a library "
                 "that it uses, does not work on input workers.",
@@ -116,11 +117,11 @@ class _Trial:
     def _error(self, worker: str) -> RaydistError:
         labels = " or ".join(kernel.label for kernel in self._spec.kernels)
         index = self._starts[0] + len(self.results)
-        words = "; ".join(sorted({death.words for death in self._deaths if death.words}))
+        reasons = "; ".join(sorted({death.exit_reason for death in self._deaths if death.exit_reason}))
         return RaydistError(
             f"A function must not end its process: {labels} ended that of input worker {worker} on element {index} of "
-            f"its input, {len(self._deaths)} times{f' ({words})' if words else ''}. It may call os._exit, crash in "
-            "native code, or take more memory than there is (Options.input_worker_memory). ignore_errors() epochs over "
+            f"its input, {len(self._deaths)} times{f' ({reasons})' if reasons else ''}. It may call os._exit, crash in "
+            "native code, or take more memory than there is (Options.input_worker_memory). ignore_errors() skips "
             "such elements."
         )
 
@@ -150,7 +151,7 @@ class CrashBisection:
         self._pickle_of = pickle_of
         self._element_s = element_s
         self._failed_starts = failed_starts
-        self.condemned = Streak()
+        self.failed_in_a_row = Streak()
 
     def run(self, spec: StageSpec, block: Block, starts: tuple[int, ...], cancelled: Callable[[], bool]) -> StageResult:
         """Return the result of a block; an element that kills workers becomes an error in the result."""
@@ -159,13 +160,13 @@ class CrashBisection:
             worker = self._running_worker(cancelled)
             try:
                 results = self._rows_on(worker, spec, block, starts, first, cancelled)
-                return RowsDone(results, worker.name, worker.words.read())
+                return RowsDone(results, worker.name, worker.exit_reason.read())
             finally:
                 worker.kill()
 
         while True:
             try:
-                return isolate(spec, block, starts, run_rows, self.condemned)
+                return isolate(spec, block, starts, run_rows, self.failed_in_a_row)
             except LostResultError as error:  # a result in the block was lost with its node
                 make_again(error.result)
 

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raydist.actors.reservations import resource_options
 from raydist.actors.supervision import first_line, kill_actors, wait_for
 from raydist.actors.version_check import installed_packages
-from raydist.actors.workers.worker import InputWorker, LastWords
+from raydist.actors.workers.worker import ExitReasonFile, InputWorker
 from raydist.cluster.ray_session import RaySession
 from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.core.fork_guard import OwningProcess
@@ -101,19 +101,19 @@ class WorkerHandle:
         name: Name of the actor.
         started: True once the actor has answered.
         node: Ray node of the actor; "" before it has answered.
-        words: The exit reason that the actor's process writes if its own code ends it.
+        exit_reason: The exit reason that the actor's process writes if its own code ends it.
     """
 
     def __init__(self, name: str, kind: WorkerKind, actor: Any) -> None:
         self.name = name
         self.started = False
         self.node = ""
-        self.words = LastWords()
+        self.exit_reason = ExitReasonFile()
         self._process = OwningProcess("An input worker")
         self._session = RaySession()
         self._kind = kind
         self._actor = actor
-        self._ready: Any = actor.hello.remote(self.words.path, installed_packages())
+        self._ready: Any = actor.hello.remote(self.exit_reason.path, installed_packages())
         self._where: Any = actor.node.remote()
         self._ran = False
         self._under_way: deque[Any] = deque()

@@ -256,7 +256,7 @@ class ActorExecutor(Executor):
 
     def received(self) -> None:
         """Record that the result of a block has arrived."""
-        self._apart.condemned.end()
+        self._apart.failed_in_a_row.end()
         self._failed_starts.end()
 
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:

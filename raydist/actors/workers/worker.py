@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.blocks import Block
 
 
-_NAME = "raydist-last-words"
+_NAME = "raydist-exit-reason"
 _MOST_BYTES = 4096
 
 
 @final
-class LastWords:
+class ExitReasonFile:
     """The pool's end of one worker's exit reason file. Closed with this object."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class LastWords:
         return written.partition("\n")[0].strip()
 
 
-def leave_words(path: str | None) -> bool:
+def write_exit_reason_to(path: str | None) -> bool:
     """Make this process write its exit reason to the file at `path`; return False if the file cannot be opened."""
     try:
         # A process id of another machine or container may name any process here.
@@ -72,11 +72,11 @@ def leave_words(path: str | None) -> bool:
         return False
     faulthandler.disable()  # Ray has enabled it for its log, after its own handlers
     faulthandler.enable(fd, all_threads=False)
-    os._exit = functools.partial(_exit_with_words, fd, os.getpid(), os._exit)
+    os._exit = functools.partial(_exit_with_reason, fd, os.getpid(), os._exit)
     return True
 
 
-def _exit_with_words(fd: int, pid: int, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
+def _exit_with_reason(fd: int, pid: int, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
     if os.getpid() == pid:  # the exit of a forked child is no failure
         os.write(fd, f"os._exit({status})\n".encode())
     leave(status)
@@ -113,14 +113,14 @@ class InputWorker:
     def __repr__(self) -> str:
         return spoken_title(self._name)
 
-    def hello(self, words: str | None = None, driver: Software | None = None) -> int:
+    def hello(self, exit_reason: str | None = None, driver: Software | None = None) -> int:
         """Limit the process's memory, make malloc keep freed memory, and return the process id.
 
         Args:
-            words: Path for the exit reason, see `leave_words`.
+            exit_reason: Path for the exit reason, see `write_exit_reason_to`.
             driver: Package versions of the driver; with other versions here, every block fails with an error.
         """
-        leave_words(words)
+        write_exit_reason_to(exit_reason)
         self._refusal = None if driver is None else _misfit(driver, self._name)
         leave_losses_to_caller()
         self._memory_bytes = limit_memory(self._memory_bytes)

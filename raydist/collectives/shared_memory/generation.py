@@ -75,7 +75,7 @@ class Generation:
 
     Args:
         members: The ranks that share the segment.
-        error_broadcast: Has the reason of a failure.
+        error_broadcast: Publishes and polls the failure of the group.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class Generation:
         """Fail the group for every member, and return the failure with the ranks that do not answer."""
         self._error_broadcast.fail(failure)
         self.control.set_failed()
-        return (self._error_broadcast.named() if self._spans_hosts else None) or failure
+        return (self._error_broadcast.name_missing_ranks() if self._spans_hosts else None) or failure
 
     def abort(self) -> None:
         """Fail the group at the user's request."""
@@ -252,11 +252,11 @@ class Generation:
         self.segment.close()
 
     def hear(self) -> None:
-        """Check for failures in the error_broadcast. Does not raise; `check` does."""
+        """Poll for a failure that another member has published. Does not raise; `check` does."""
         if self._error_broadcast.listen():
             self.control.set_failed()
             if self._spans_hosts:
-                self._error_broadcast.named()
+                self._error_broadcast.name_missing_ranks()
 
     def _late(self, operation: Operation, limit_s: float, *, fatal: bool) -> RaydistError:
         if not fatal:

@@ -21,7 +21,7 @@ from raydist.pipelines.elements.object_leaves import ObjectLeaf, boxed
 SplitRule = Literal["per_batch", "balanced"]
 Columns = tuple[np.ndarray[Any, np.dtype[Any]], ...]
 
-STAND_IN_ROWS = 2
+PADDING_ROWS = 2
 """Rows of a replica without own rows. Some layers (batch normalisation) raise on one row and give NaN on none."""
 
 
@@ -140,7 +140,7 @@ def cut_batch(
     sizes = piece_sizes(num_rows, num_replicas, rule, step)
     stops = list(accumulate(sizes))
     pieces = [_between(leaves, stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
-    first = _between(leaves, 0, STAND_IN_ROWS) if num_rows else None
+    first = _between(leaves, 0, PADDING_ROWS) if num_rows else None
     return _settled(pieces, sizes, first, structure)
 
 
@@ -195,7 +195,7 @@ def _no_rows(leaf: Any) -> Any:
 
 def _first_rows(leaves: Sequence[Any]) -> list[Any]:
     of_scalars = all(not isinstance(leaf, ObjectLeaf) and leaf.ndim == 0 for leaf in leaves)
-    return list(leaves) if of_scalars else _between(leaves, 0, STAND_IN_ROWS)
+    return list(leaves) if of_scalars else _between(leaves, 0, PADDING_ROWS)
 
 
 def _as_leaf(leaf: Any) -> Any:

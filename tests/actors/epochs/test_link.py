@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import ray
 
-from raydist.actors.epochs.input_host import InputHost
+from raydist.actors.epochs.input_pipeline_actors import InputPipelineActors
 from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute
@@ -25,20 +25,20 @@ Distribute = Callable[..., DistributedDataset]
 
 
 @pytest.fixture
-def hosts() -> Iterator[list[InputHost]]:
-    hosts: list[InputHost] = []
+def hosts() -> Iterator[list[InputPipelineActors]]:
+    hosts: list[InputPipelineActors] = []
     yield hosts
     for host in hosts:
         host.close()
 
 
 @pytest.fixture
-def distributed(hosts: list[InputHost]) -> Distribute:
+def distributed(hosts: list[InputPipelineActors]) -> Distribute:
     """Distributes a dataset through a host of its own: `distributed(dataset, replicas=2, workers=0, ...)`."""
 
     def make(dataset: Dataset, *, replicas: int = 2, timeouts: Timeouts | None = None, **options: Any) -> Any:
         limits = timeouts or Timeouts(poll_s=1.0)
-        hosts.append(InputHost("test", num_replicas=replicas, timeouts=limits))
+        hosts.append(InputPipelineActors("test", num_replicas=replicas, timeouts=limits))
         side = InputSide(hosts[-1], replicas, limits, drain=lambda: None)
         return distribute(dataset, side, InputOptions(num_input_workers=options.pop("workers", 0), **options))
 
@@ -156,7 +156,7 @@ def test_replicas_read_their_own_pieces(distributed: Distribute) -> None:
         ray.kill(replica)
 
 
-def names_of(host: InputHost) -> list[str]:
+def names_of(host: InputPipelineActors) -> list[str]:
     """Return the names of the host's actors, the main one first."""
     return [hosted.name for hosted in host._hosted.values()]
 
@@ -182,7 +182,7 @@ def read_until_error(iterator: Any) -> Exception:
 
 
 def test_a_killed_pipeline_is_named_and_the_next_pass_gets_a_new_one(
-    distributed: Distribute, hosts: list[InputHost]
+    distributed: Distribute, hosts: list[InputPipelineActors]
 ) -> None:
     view = distributed(Dataset.range(10_000).batch(2))
     iterator = iter(view)
@@ -220,7 +220,7 @@ def is_open(link: Any) -> bool:
 
 
 def test_an_abandoned_iterator_ends_its_pass_and_the_next_one_uses_its_workers(
-    distributed: Distribute, hosts: list[InputHost]
+    distributed: Distribute, hosts: list[InputPipelineActors]
 ) -> None:
     view = distributed(Dataset.range(100_000).map(lambda x: x).batch(4), workers=1)
     iterator: Any = iter(view)
@@ -241,15 +241,15 @@ OPTIONS = InputOptions(num_input_workers=0)
 LIMITS = Timeouts(poll_s=5.0)
 
 
-def every_worker_reads(host: InputHost, size: int) -> Any:
+def every_worker_reads(host: InputPipelineActors, size: int) -> Any:
     """Batches of 4 rows for two workers of two replicas."""
     side = InputSide(host, 4, LIMITS, drain=lambda: None, num_workers=2)
     batches = Dataset.range(size).batch(4).with_options(Options(auto_shard_policy=AutoShardPolicy.OFF))
     return distribute(batches, side, OPTIONS)
 
 
-def test_workers_on_one_node_share_an_actor(hosts: list[InputHost]) -> None:
-    hosts.append(InputHost("test", num_replicas=4, timeouts=LIMITS))
+def test_workers_on_one_node_share_an_actor(hosts: list[InputPipelineActors]) -> None:
+    hosts.append(InputPipelineActors("test", num_replicas=4, timeouts=LIMITS))
     view = every_worker_reads(hosts[0], 6)
     for _ in range(2):
         assert [lists(batch) for batch in view] == [
@@ -260,9 +260,9 @@ def test_workers_on_one_node_share_an_actor(hosts: list[InputHost]) -> None:
     assert len(names_of(hosts[0])) == 1
 
 
-def test_a_worker_on_a_node_of_its_own_has_an_actor_there(hosts: list[InputHost]) -> None:
+def test_a_worker_on_a_node_of_its_own_has_an_actor_there(hosts: list[InputPipelineActors]) -> None:
     here = ray.get_runtime_context().get_node_id()
-    hosts.append(InputHost("test", num_replicas=4, timeouts=LIMITS, worker_nodes=lambda: (here, None)))
+    hosts.append(InputPipelineActors("test", num_replicas=4, timeouts=LIMITS, worker_nodes=lambda: (here, None)))
     view = every_worker_reads(hosts[0], 30)
     iterator = iter(view)
     assert lists(next(iterator)) == [[0], [1], [0], [1]]

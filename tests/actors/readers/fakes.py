@@ -56,7 +56,7 @@ class FakeLink:
 
 
 class FakeHost:
-    """Stands for `InputHost`."""
+    """Stands for `InputPipelineActors`."""
 
     def __init__(self, timeouts: Timeouts = TIMEOUTS) -> None:
         self.pipeline = InputPipeline("fake", put=lambda piece: piece)

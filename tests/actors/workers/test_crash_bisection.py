@@ -50,15 +50,15 @@ SPEC = spec_of(SOURCE.map(lambda x: x * 10))
 BLOCK = block_of(SOURCE)
 
 
-def workers(deadly: Sequence[int], accidents: Sequence[int] = (), words: str = "os._exit(3)") -> RunRows:
-    """Workers that die on the rows `deadly`, with these last words, and without any on each of the rows `accidents`."""
+def workers(deadly: Sequence[int], accidents: Sequence[int] = (), reason: str = "os._exit(3)") -> RunRows:
+    """Workers that die on the rows `deadly`, with this exit reason, and without any on each of the rows `accidents`."""
     pending = list(accidents)
 
     def run_rows(first: int) -> RowsDone:
         results: list[StageResult] = []
         for row in range(first, BLOCK.num_rows):
             if row in deadly:
-                return RowsDone(results, "worker-9", words)
+                return RowsDone(results, "worker-9", reason)
             if row in pending:
                 pending.remove(row)
                 break
@@ -88,7 +88,7 @@ def test_several_kills_from_outside_condemn_nobody() -> None:
 
 
 def test_an_element_on_which_every_worker_dies_silently_is_an_error_in_the_end() -> None:
-    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[2], words=""), Streak())
+    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[2], reason=""), Streak())
     error = result.items[2]
     assert isinstance(error, ElementError)
     assert "on element 102 of its input, 6 times. It may" in str(error.error)

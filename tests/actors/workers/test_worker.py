@@ -17,7 +17,7 @@ from raydist.actors.version_check import Software, installed_packages
 from raydist.actors.workers import worker as worker_module
 from raydist.actors.workers.mapped_columns import StoredColumns
 from raydist.actors.workers.memory_limit import limit_memory
-from raydist.actors.workers.worker import InputWorker, LastWords, WorkerResult, leave_words, unpack_result
+from raydist.actors.workers.worker import ExitReasonFile, InputWorker, WorkerResult, unpack_result, write_exit_reason_to
 from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.options import Options
@@ -101,18 +101,18 @@ def test_a_stage_that_cannot_be_loaded_says_so_of_every_block() -> None:
 
 PROGRAM = """
 import ctypes, os, sys, time
-from raydist.actors.workers.worker import leave_words
-assert leave_words(sys.argv[1])
+from raydist.actors.workers.worker import write_exit_reason_to
+assert write_exit_reason_to(sys.argv[1])
 print("ready", flush=True)
 {end}
 """
 
 
-def words_of(end: str) -> str:
-    words = LastWords()
-    assert words.path is not None
-    subprocess.run([sys.executable, "-c", PROGRAM.format(end=end), words.path], check=False, capture_output=True)
-    return words.read()
+def exit_reason_of(end: str) -> str:
+    reason = ExitReasonFile()
+    assert reason.path is not None
+    subprocess.run([sys.executable, "-c", PROGRAM.format(end=end), reason.path], check=False, capture_output=True)
+    return reason.read()
 
 
 @pytest.mark.parametrize(
@@ -126,34 +126,34 @@ def words_of(end: str) -> str:
     ],
 )
 def test_a_process_that_ends_itself_says_how(end: str, expected: str) -> None:
-    assert words_of(end) == expected
+    assert exit_reason_of(end) == expected
 
 
 def test_a_process_that_is_killed_says_nothing() -> None:
-    words = LastWords()
-    command = [sys.executable, "-c", PROGRAM.format(end="time.sleep(60)"), words.path or ""]
+    reason = ExitReasonFile()
+    command = [sys.executable, "-c", PROGRAM.format(end="time.sleep(60)"), reason.path or ""]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGKILL)
         process.wait(20)
-    assert words.read() == ""
+    assert reason.read() == ""
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "file"
     other.write_text("")
     with other.open() as file:
-        assert not leave_words(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-    assert not leave_words("/proc/0/fd/0")
-    assert not leave_words(None)
+        assert not write_exit_reason_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    assert not write_exit_reason_to("/proc/0/fd/0")
+    assert not write_exit_reason_to(None)
 
 
 def test_a_file_is_closed_with_its_object() -> None:
-    words = LastWords()
-    path = words.path or ""
+    reason = ExitReasonFile()
+    path = reason.path or ""
     assert os.path.exists(path)
-    del words
+    del reason
     gc.collect()
     assert not os.path.lexists(path)
 

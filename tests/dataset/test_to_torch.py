@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import raydist as rd
 from raydist.core.errors import DeadlineExceededError
-from raydist.dataset.torch_dataset import SharedEpochs
+from raydist.dataset.to_torch import SharedEpochs
 
 
 def test_a_plain_data_loader() -> None:
@@ -62,7 +62,7 @@ def test_errors_come_from_one_worker_only(monkeypatch: pytest.MonkeyPatch) -> No
     found: dict[int, list[Any]] = {}
     for worker in range(2):
         info = type("Info", (), {"id": worker, "num_workers": 2, "seed": 7 + worker})
-        monkeypatch.setattr("raydist.dataset.torch_dataset.get_worker_info", lambda info=info: info)
+        monkeypatch.setattr("raydist.dataset.to_torch.get_worker_info", lambda info=info: info)
         elements = iter(dataset)
         items: list[Any] = []
         for _ in range(3):
@@ -113,7 +113,7 @@ def hold(epochs: SharedEpochs, held: Any, done: Any) -> None:
 
 
 def test_the_wait_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydist.dataset.torch_dataset._LIMIT_S", 0.05)
+    monkeypatch.setattr("raydist.dataset.to_torch._LIMIT_S", 0.05)
     start = multiprocessing.get_context("fork")
     epochs, held, done = SharedEpochs(), start.SimpleQueue(), start.SimpleQueue()
     process = start.Process(target=hold, args=(epochs, held, done))

@@ -1,4 +1,4 @@
-"""The InputPipeline actors of a strategy: one, or one on the node of each worker with its own data."""
+"""The driver's handles of the InputPipeline actors: one actor, or one on the node of each worker with its own data."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _on_one_node() -> Sequence[str | None]:
 
 
 @final
-class InputHost:
-    """The owner of the InputPipeline actors, which starts them on demand and replaces dead ones.
+class InputPipelineActors:
+    """The InputPipeline actors of one strategy, which are started on demand and replaced when they die.
 
     Args:
         name: Prefix of the actors' names; made unique.
@@ -55,7 +55,7 @@ class InputHost:
         self._worker_nodes = worker_nodes
         self._process = OwningProcess("A distributed dataset")
         self._session: RaySession | None = None
-        self._hosted = {node_id: _Hosted(name, num_replicas, node_id)}
+        self._hosted = {node_id: _PipelineActor(name, num_replicas, node_id)}
         self._main = self._hosted[node_id]
         self._name = name
         self._num_replicas = num_replicas
@@ -83,18 +83,18 @@ class InputHost:
             opened.pop_all()
         return whole
 
-    def way_to_passes(self, *, on_host: bool = False) -> PipelineLink:
-        """Return a link for epochs that another process opens later (`PipelineLink.keyed`)."""
+    def link_to_epochs(self, *, on_host: bool = False) -> PipelineLink:
+        """Return a link by which other processes open epochs later (`PipelineLink.keyed`); no epoch is open yet."""
         self._process.require("read")
         self.start()
         return PipelineLink(self._main.actor, self._main.title, uuid.uuid4().hex, self._timeouts, on_host=on_host)
 
-    def _on(self, node_id: str | None) -> _Hosted:
+    def _on(self, node_id: str | None) -> _PipelineActor:
         if node_id not in self._hosted:
-            self._hosted[node_id] = _Hosted(self._name, self._num_replicas, node_id)
+            self._hosted[node_id] = _PipelineActor(self._name, self._num_replicas, node_id)
         return self._hosted[node_id]
 
-    def _open(self, hosted: _Hosted, method: str, job: InputJob | MergedJob, *args: Any) -> PipelineLink:
+    def _open(self, hosted: _PipelineActor, method: str, job: InputJob | MergedJob, *args: Any) -> PipelineLink:
         if hosted.actor is not None:
             try:
                 return self._ask(hosted, method, job, *args)
@@ -103,7 +103,7 @@ class InputHost:
         self._start(hosted)
         return self._ask(hosted, method, job, *args)
 
-    def _ask(self, hosted: _Hosted, method: str, job: InputJob | MergedJob, *args: Any) -> PipelineLink:
+    def _ask(self, hosted: _PipelineActor, method: str, job: InputJob | MergedJob, *args: Any) -> PipelineLink:
         on_host = job.input_options.on_host
         link = PipelineLink(hosted.actor, hosted.title, uuid.uuid4().hex, self._timeouts, on_host=on_host)
         link.call(method, job, *args)
@@ -113,7 +113,7 @@ class InputHost:
         """Start the main actor if there is none. Does not block."""
         self._start(self._main)
 
-    def _start(self, hosted: _Hosted) -> None:
+    def _start(self, hosted: _PipelineActor) -> None:
         if hosted.actor is None:
             self._session = RaySession()
             hosted.start()
@@ -128,7 +128,7 @@ class InputHost:
 
 
 @final
-class _Hosted:
+class _PipelineActor:
     """One InputPipeline actor.
 
     Attributes:

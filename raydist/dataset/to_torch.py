@@ -1,4 +1,8 @@
-"""Datasets as `torch.utils.data.IterableDataset`, for a DataLoader. Imports torch: see `to_torch`."""
+"""`Dataset.to_torch`: a dataset as a `torch.utils.data.IterableDataset`, for a plain DataLoader. Imports torch.
+
+The other direction, `Dataset.from_torch`, is in `torch_loader.py` (DataLoaders) and
+`pipelines/sources/torch_datasets.py`.
+"""
 
 from __future__ import annotations
 
