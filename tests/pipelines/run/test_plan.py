@@ -16,7 +16,7 @@ from raydist.pipelines.engine.build import build, chain_of, fuse, name_operation
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op import IterContext, merged_options
 from raydist.pipelines.engine.probe import probe_spec
-from raydist.pipelines.ops.take import TakeOp
+from raydist.pipelines.ops.selection import TakeOp
 from raydist.pipelines.run.plan import make_nested_plan, make_plan
 from raydist.pipelines.sources.range import RangeOp
 
