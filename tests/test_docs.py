@@ -82,7 +82,8 @@ def changed_lines(block: str) -> list[str]:
 
 
 def first_program() -> str:
-    return re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)[0]
+    first: str = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)[0]
+    return first
 
 
 def test_the_shortest_way_in_changes_three_lines() -> None:

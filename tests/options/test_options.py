@@ -111,7 +111,8 @@ def test_what_a_call_says_wins_over_what_the_strategy_says() -> None:
 
 @pytest.mark.parametrize("name", [limit.name for limit in fields(Timeouts)])
 def test_every_time_limit_is_finite_and_positive(name: str) -> None:
-    for value in (0, -1.0, float("inf"), float("nan"), None):
+    values: list[Any] = [0, -1.0, float("inf"), float("nan"), None]
+    for value in values:
         with pytest.raises(InvalidArgumentError, match=rf"Timeouts\.{name} must be a finite number"):
             Timeouts(**{name: value})
 
