@@ -15,7 +15,7 @@ import pytest
 from raydist.core import failpoints
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.failpoints import FAILPOINT_VARIABLE, KNOWN_FAILPOINTS, failpoint, installed
-from raydist.core.fork_guard import OwningProcess, call_here, end_forked_child, note_inherited
+from raydist.core.fork_guard import OwningProcess, call_here, end_forked_child, register_after_fork
 from tests.forks import in_a_forked_child
 from tests.import_graph import modules
 
@@ -39,14 +39,14 @@ class Thing:
 
     copies = 0
 
-    def became_a_copy(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.copies += 1
 
 
 def test_copies_are_told_and_nothing_is_kept_for_it() -> None:
     kept, dropped = Thing(), Thing()
-    note_inherited(kept)
-    note_inherited(dropped)
+    register_after_fork(kept)
+    register_after_fork(dropped)
     del dropped
     gc.collect()
 

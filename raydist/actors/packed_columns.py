@@ -1,8 +1,8 @@
-"""Columns in the form in which they are written into the object store, and read from it in place.
+"""Columns of rows in formats that a reader of the object store uses without a copy.
 
-Ray writes the buffers of a pickle into the store in order, each at a multiple of 64 bytes: buffers whose size is a
-multiple of 64 bytes follow each other without gaps, and the reader sees them as one array without a copy. Other parts
-are concatenated by the reader.
+Ray writes the buffers of a pickle into the store in order and aligns each buffer to 64 bytes. Buffers whose sizes are
+multiples of 64 bytes therefore have no gaps between them, and the reader maps them as one array. If the buffers have
+gaps, the reader concatenates them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from raydist.pipelines.elements.small_floats import dtype_named
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 _ALIGNMENT = 64
-_LEAST_BYTES = 32 << 10  # of a part: a separate buffer costs some microseconds
+_MIN_BYTES = 32 << 10  # a separate buffer costs some microseconds, so a smaller part is copied
 
 ArrowColumn = tuple[pa.Array, bytes]
 """A column as an Arrow array, and the name of its dtype."""
 
 PICKLED = b"pickle"
-"""In place of a dtype: the entries are pickled, one by one."""
+"""Stands for the name of a dtype if each row of the column is pickled by itself."""
 
-_MOST_ENTRIES = (1 << 31) - 1  # limit for a row of Arrow's fixed-size lists
+_MAX_ROW_SIZE = (1 << 31) - 1  # Arrow's limit for the number of values in a fixed-size list
 
 
 @final
 class ConcatenatedParts:
-    """The parts of one column, in order, which unpickle as one array.
+    """The parts of one column, in order. Unpickling gives one array.
 
     Args:
         parts: Arrays of the same dtype and row shape.
@@ -43,12 +43,12 @@ class ConcatenatedParts:
         self._parts = parts
 
     @classmethod
-    def suit(cls, parts: Sequence[_Array]) -> bool:
-        """Return True if writing these parts separately saves time."""
+    def saves_time(cls, parts: Sequence[_Array]) -> bool:
+        """Return True if writing these parts separately is faster than concatenating them first."""
         if len(parts) == 1 or parts[0].dtype.kind not in "biuf":
             return False
         return all(
-            part.flags.c_contiguous and part.nbytes >= _LEAST_BYTES and part.nbytes % _ALIGNMENT == 0 for part in parts
+            part.flags.c_contiguous and part.nbytes >= _MIN_BYTES and part.nbytes % _ALIGNMENT == 0 for part in parts
         )
 
     @property
@@ -60,15 +60,15 @@ class ConcatenatedParts:
 
     def __reduce__(self) -> tuple[Any, ...]:
         first = self._parts[0]
-        return _as_one, (first.dtype, first.shape[1:], *(pickle.PickleBuffer(part.data) for part in self._parts))
+        return _join_buffers, (first.dtype, first.shape[1:], *(pickle.PickleBuffer(part.data) for part in self._parts))
 
 
-def _as_one(dtype: np.dtype[Any], row_shape: tuple[int, ...], *buffers: Any) -> _Array:
-    """Return the array in `buffers`, a view if they are contiguous in memory, else a copy."""
+def _join_buffers(dtype: np.dtype[Any], row_shape: tuple[int, ...], *buffers: Any) -> _Array:
+    """Return the buffers as one array: a view if they are contiguous in memory, else a copy."""
     parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     starts = [part.__array_interface__["data"][0] for part in parts]
-    follow = all(start + len(part) == after for start, part, after in zip(starts, parts, starts[1:], strict=False))
-    if follow:
+    ends = [start + len(part) for start, part in zip(starts, parts, strict=True)]
+    if ends[:-1] == starts[1:]:
         memory = pa.foreign_buffer(starts[0], sum(map(len, parts)), base=parts)
         whole = np.frombuffer(memory, np.uint8)
     else:
@@ -77,12 +77,12 @@ def _as_one(dtype: np.dtype[Any], row_shape: tuple[int, ...], *buffers: Any) -> 
 
 
 def pack_column(column: _Array) -> ArrowColumn:
-    """Return a column as an Arrow array; its rows pickled where Arrow has no type for them."""
-    if column[:1].size > _MOST_ENTRIES:
+    """Convert a column to an Arrow array. If Arrow has no type for the rows, pickle each row."""
+    if column[:1].size > _MAX_ROW_SIZE:
         return pickle_rows(column), PICKLED
     try:
         return column_to_arrow(column), _dtype_of(column)
-    except (pa.ArrowException, TypeError, ValueError):  # text that is not Unicode (file names, say), objects
+    except (pa.ArrowException, TypeError, ValueError):  # e.g. objects, or text that is not Unicode
         return pickle_rows(column), PICKLED
 
 
@@ -92,12 +92,12 @@ def _dtype_of(column: _Array) -> bytes:
 
 
 def pickle_rows(column: Iterable[Any]) -> pa.Array:
-    """Return an Arrow array of the pickles of some rows."""
+    """Pickle each row, and return the pickles as an Arrow array."""
     return pa.array([pickle.dumps(row, protocol=5) for row in column], pa.large_binary())
 
 
 def unpack_column(array: pa.Array, dtype: bytes) -> _Array:
-    """Return the column of an Arrow array that `pack_column` made; numbers without a copy."""
+    """Convert the result of `pack_column` back to a column. Does not copy numbers."""
     if dtype != PICKLED:
         return column_of_arrow(array, dtype_named(dtype.decode()))
     rows = [pickle.loads(entry) for entry in array.to_pylist()]

@@ -1,6 +1,6 @@
-"""Exceptions that cross process boundaries as values: type, message, notes and traceback arrive for any class.
+"""Exceptions as values that other processes can unpickle, with type, message, notes and traceback.
 
-Any method of a user's exception class may raise; a part of the exception that raises is left out.
+Any method of a user's exception class may itself raise an error. The value then lacks what that method would return.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raydist.core.exception_utils import (
 @final
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An exception in parts, for a class whose constructor or pickling does not produce an equal exception."""
+    """The class, the arguments and the attributes of an exception that pickle cannot copy as a whole."""
 
     kind: type[BaseException]
     args: tuple[Any, ...]
@@ -36,8 +36,8 @@ class _Parts:
 
     @classmethod
     def of(cls, error: BaseException) -> _Parts:
-        state = {name: _that_travels(value) for name, value in error.__dict__.items()}
-        return cls(type(error), tuple(_that_travels(value) for value in error.args), state)
+        state = {name: _value_or_repr(value) for name, value in error.__dict__.items()}
+        return cls(type(error), tuple(_value_or_repr(value) for value in error.args), state)
 
     def build(self) -> BaseException:
         error = self.kind.__new__(self.kind, *self.args)  # without calling the constructor
@@ -55,7 +55,7 @@ class PortableError:
         pickled: The pickled exception or its parts; empty if the class cannot be pickled.
         title: Type and message, used if `pickled` is empty.
         notes: The notes of the exception.
-        text: The whole traceback with causes.
+        text: The complete traceback, with the causes of the exception.
     """
 
     pickled: bytes
@@ -64,16 +64,17 @@ class PortableError:
     text: str
 
     def restore(self) -> Exception:
-        """Return the exception with its type and notes, or a RaydistError that shows both if pickling failed.
+        """Return the exception with its type and notes.
 
-        An exception that would end this process (`LEAVING`) is returned as a RaydistError, except `Preempted`, which is
-        meant to end the process. An object that is no Exception is wrapped in one: see `what_was_raised`.
+        Return a RaydistError with the same text if the exception cannot be pickled, or if it would end this process
+        (see `LEAVING`). `Preempted` keeps its type, because it must end the process. A BaseException that is not an
+        Exception is returned inside of an Exception; `what_was_raised` unwraps it.
         """
         error = _load(self.pickled)
         if error is None:
-            error = RaydistError(f"{self.title} (this exception does not survive pickling, so its type stayed behind).")
+            error = RaydistError(f"{self.title} (this exception cannot be pickled, so its type is lost).")
         elif isinstance(error, LEAVING) and not isinstance(error, Preempted):
-            error = RaydistError(f"{self.title} (raised in another process, it does not end this one).")
+            error = RaydistError(f"{self.title} (raised in another process; the exception does not end this process).")
         for note in self.notes:
             annotate(error, note)
         BaseException.__setattr__(error, "__cause__", RemoteTraceback(f"\n{self.text}"))
@@ -81,19 +82,19 @@ class PortableError:
 
 
 def pack_error(error: BaseException, *notes: str) -> PortableError:
-    """Convert `error` to a `PortableError`, with further notes on where the error was raised. Never raises."""
+    """Convert `error` to a `PortableError`, and add notes about the place of the error. Never raises."""
     error = what_was_raised(error)
     for note in notes:
         annotate(error, note)
     pickled, message = _dump(error), message_of(error)
-    found = _load(pickled)
-    own = _notes_of(error)
-    if found is not None and message_of(found) != message:
-        own = (f"Its message was: {message}", *own)
+    restored = _load(pickled)
+    own_notes = _notes_of(error)
+    if restored is not None and message_of(restored) != message:
+        own_notes = (f"Its message was: {message}", *own_notes)
     return PortableError(
         pickled=pickled,
         title=f"{type(error).__module__}.{type(error).__qualname__}: {message}",
-        notes=(*own, *(note for note in notes if note not in own)),
+        notes=(*own_notes, *(note for note in notes if note not in own_notes)),
         text=_traceback_of(error),
     )
 
@@ -115,25 +116,25 @@ def _traceback_of(error: BaseException) -> str:
 def _dump(error: BaseException) -> bytes:
     """Return the pickled exception or its parts, or b"" if the class cannot be pickled.
 
-    Classes with unusual constructors can be pickled but then fail while being unpickled, so the result is tried here.
+    Unpickle the result as a test: exceptions with unusual constructors may pickle and then fail to unpickle.
     """
-    whole, found = _dumped(lambda: error)
-    if found is not None and type(found) is type(error) and message_of(found) == message_of(error):
+    whole, restored = _pickle_and_load(lambda: error)
+    if restored is not None and type(restored) is type(error) and message_of(restored) == message_of(error):
         return whole
-    parts, found = _dumped(lambda: _Parts.of(error))
-    return parts if type(found) is type(error) else b""
+    parts, restored = _pickle_and_load(lambda: _Parts.of(error))
+    return parts if type(restored) is type(error) else b""
 
 
-def _dumped(what: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
-    """Return a pickle and the exception that it unpickles to, or None if pickling or unpickling fails."""
+def _pickle_and_load(make: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
+    """Pickle the result of `make`; return the pickle, and the unpickled exception or None if one of both fails."""
     try:
-        data: bytes = cloudpickle.dumps(what())
-    except Exception:  # any error of a user's class means the same here
+        data: bytes = cloudpickle.dumps(make())
+    except Exception:  # a user's class may raise any error while it is pickled
         return b"", None
     return data, _load(data)
 
 
-def _that_travels(value: Any) -> Any:
+def _value_or_repr(value: Any) -> Any:
     try:
         pickle.loads(cloudpickle.dumps(value))
     except Exception:

@@ -1,4 +1,4 @@
-"""Dataset.from_ray: the rows of a Ray Data dataset. Dataset.to_ray: a pipeline as a Ray Data datasource."""
+"""`Dataset.from_ray` reads the rows of a Ray Data dataset. `Dataset.to_ray` makes a pipeline a Ray Data dataset."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from raydist.pipelines.engine.producers import Producer, ReplayIterator
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.run.iterator import DatasetIterator
 
-_ROWS_AHEAD = 1024
+_PREFETCHED_ROWS = 1024
 _RAY_TENSORS = "ray.data.arrow_tensor"  # prefix of the names of Ray's extension types for tensors of one shape
 
 
 def ray_data_op(dataset: Any) -> DatasetOp:
-    """Create the op for the argument of `from_ray`. A thread reads the rows, so that waiting for Ray has a limit."""
+    """Create the op for the argument of `from_ray`. A thread reads the rows, so that a wait for Ray can time out."""
     if not isinstance(dataset, RayDataset):
         raise SpecError(
             f"from_ray needs a ray.data.Dataset, got {dataset!r:.100} ({type(dataset).__name__}). "
             "Make one with ray.data.from_items or ray.data.read_parquet."
         )
-    return PrefetchOp(RayDataOp(dataset), _ROWS_AHEAD)
+    return PrefetchOp(RayDataOp(dataset), _PREFETCHED_ROWS)
 
 
 @final
@@ -67,7 +67,7 @@ class RayDataOp(SourceOp):
         return True
 
     def cardinality(self) -> int:
-        # Only a materialised dataset knows the count without an execution.
+        # Ray would execute any other dataset to count its rows.
         return int(self.dataset.count()) if isinstance(self.dataset, MaterializedDataset) else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
@@ -78,15 +78,15 @@ class RayDataOp(SourceOp):
         schema = self.dataset.schema()
         if schema is None:
             raise FailedPreconditionError(
-                f"The element_spec of from_ray is that of the dataset's rows, and {self.dataset!r:.100} has no "
-                "schema: it is empty, or Ray cannot tell. Check what it reads and filters."
+                f"from_ray needs a dataset with a schema, got {self.dataset!r:.100}. The dataset is empty, or Ray does "
+                "not know its schema. Check the files that the dataset reads, and its filters."
             )
         if not isinstance(schema.base_schema, pa.Schema):
             raise SpecError(
-                f"from_ray needs rows that Arrow can hold, got a dataset of {type(schema.base_schema).__name__}. Map "
-                "it with batch_format='pyarrow' or 'numpy'."
+                f"from_ray needs a dataset with an Arrow schema, got one with {type(schema.base_schema).__name__}. "
+                "Map the dataset with batch_format='pyarrow' or 'numpy'."
             )
-        return RowSchema(_plain_schema(schema.base_schema))
+        return RowSchema(_arrow_schema(schema.base_schema))
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return ReplayIterator(_RayRows(self))
@@ -106,29 +106,29 @@ class _RayRows(Producer):
             self._batches = self._execute()
         try:
             batch = next(self._batches)
-        except RayTaskError as error:  # raised by a user's function: the execution has ended
+        except RayTaskError as error:  # a user's function has raised, which ends the execution
             self._batches = iter(())
-            annotate(error, "In the execution of the dataset that was given to from_ray.")
+            annotate(error, "Ray raised this error when it executed the dataset of from_ray.")
             return [ElementError(error)]
         first = self._num_rows
         self._num_rows += batch.num_rows
-        return self._op._rows.items(batch, lambda row, column: _null(first + row, column))
+        return self._op._rows.items(batch, lambda row, column: _null_error(first + row, column))
 
     def _execute(self) -> Iterator[pa.RecordBatch]:
-        # A copy, because the order of blocks is a setting of the dataset, and the user's dataset must not change.
+        # `preserve_order` is a setting of the dataset. A copy gets it, because the user's dataset must not change.
         dataset = copy_of_dataset(self._op.dataset)
         dataset.context.execution_options.preserve_order = True
-        # References instead of `iter_batches`, which leaves a thread behind for every iterator (seen with Ray 2.60).
+        # `iter_batches` would leave one running thread for each iterator (seen with Ray 2.60).
         for bundle in dataset.iter_internal_ref_bundles():
             for ref in bundle.block_refs:
-                yield from self._read(ray.get(ref, timeout=Timeouts().input_s))
+                yield from self._record_batches(ray.get(ref, timeout=Timeouts().input_s))
 
-    def _read(self, block: Any) -> list[pa.RecordBatch]:
+    def _record_batches(self, block: Any) -> list[pa.RecordBatch]:
         table = BlockAccessor.for_block(block).to_arrow()
         if not table.num_rows:
             return []
-        plain = pa.table([_plain(column) for column in table.columns], names=table.schema.names)
-        batches: list[pa.RecordBatch] = plain.cast(self._op._rows.schema).combine_chunks().to_batches()
+        converted = pa.table([_arrow_column(column) for column in table.columns], names=table.schema.names)
+        batches: list[pa.RecordBatch] = converted.cast(self._op._rows.schema).combine_chunks().to_batches()
         return batches
 
     def close(self) -> None:
@@ -138,33 +138,34 @@ class _RayRows(Producer):
             stop()
 
 
-def _null(row: int, column: str) -> InvalidArgumentError:
+def _null_error(row: int, column: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"Elements must not have nulls, but column {column!r} of the Ray dataset has one in row {row}. Fill it in a "
-        "map."
+        f"Elements must not have nulls, but column {column!r} of the Ray dataset has a null in row {row}. Replace "
+        "nulls in a map of the Ray dataset."
     )
 
 
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
+def _arrow_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, _arrow_type(field.type)) for field in schema])
 
 
 def _is_ray_tensor(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith(_RAY_TENSORS)
 
 
-def _plain_type(kind: Any) -> pa.DataType:
+def _arrow_type(kind: Any) -> pa.DataType:
+    """Return Arrow's own tensor type for Ray's tensor type; other types unchanged."""
     return pa.fixed_shape_tensor(kind.storage_type.value_type, kind.shape) if _is_ray_tensor(kind) else kind
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _arrow_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not _is_ray_tensor(column.type):
         return column
-    kind = _plain_type(column.type)
-    return pa.chunked_array([_tensors(chunk, kind) for chunk in column.chunks], kind)
+    kind = _arrow_type(column.type)
+    return pa.chunked_array([_tensor_array(chunk, kind) for chunk in column.chunks], kind)
 
 
-def _tensors(chunk: Any, kind: Any) -> pa.Array:
+def _tensor_array(chunk: Any, kind: Any) -> pa.Array:
     values = pa.array(chunk.to_numpy(zero_copy_only=False).reshape(-1), kind.value_type)
     size = kind.storage_type.list_size
     storage = pa.Array.from_buffers(kind.storage_type, len(chunk), [None], children=[values])
@@ -186,7 +187,7 @@ class PipelineDatasource(Datasource):
     """One epoch of a pipeline, read by a single Ray Data task to keep the order.
 
     Args:
-        op: The pipeline as written.
+        op: The pipeline, not yet optimized.
         options: The merged options of the pipeline.
         seed: Root seed.
         epoch: Index of the epoch that every execution reads.
@@ -230,29 +231,29 @@ class PipelineDatasource(Datasource):
 
 
 def _ray_block(block: Block) -> RayBlock:
-    """Convert elements to Ray rows. Columns are named by leaf paths, as Ray names columns of non-dict rows."""
+    """Convert elements to Ray rows. The path of a leaf is the name of its column; an element without keys is `item`."""
     structure = block.of_tensors("to_ray").structure
     paths = structure.paths()
     columns = {_column_name(paths[place]): _column(block, place) for place in structure.places()}
-    plain = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
-    if len(plain) == len(columns):
-        return BlockAccessor.batch_to_block(plain)
-    rest = BlockAccessor.for_block(BlockAccessor.batch_to_block(plain)).to_arrow() if plain else {}
-    return pa.table({name: rest[name] if name in plain else column for name, column in columns.items()})
+    arrays = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+    if len(arrays) == len(columns):
+        return BlockAccessor.batch_to_block(arrays)
+    converted = BlockAccessor.for_block(BlockAccessor.batch_to_block(arrays)).to_arrow() if arrays else {}
+    return pa.table({name: converted[name] if name in arrays else column for name, column in columns.items()})
 
 
 def _column(block: Block, place: int) -> Any:
-    """Return a column in a type that Ray accepts. Arrays of text become Arrow lists, because Ray would pickle them."""
+    """Return a column in a type for Ray. Arrays of text become lists of Arrow, because Ray would pickle the arrays."""
     column, spec = block.columns[place], block.specs[place]
     if is_small_float(spec.dtype):
         raise SpecError(
-            f"Ray Data holds numbers that Arrow has, got a leaf of {spec.dtype.name}. Map it to float32 before to_ray."
+            f"to_ray needs dtypes that Arrow has, got a leaf of {spec.dtype.name}. Map it to float32 before to_ray."
         )
     is_text = spec.dtype.kind in "SU" and spec.shape != () and isinstance(column[0], np.ndarray)
-    return _lists(list(column), spec.dtype.kind == "U") if is_text else column
+    return _text_lists(list(column), spec.dtype.kind == "U") if is_text else column
 
 
-def _lists(rows: Sequence[np.ndarray[Any, Any]], is_str: bool) -> Any:
+def _text_lists(rows: Sequence[np.ndarray[Any, Any]], is_str: bool) -> Any:
     values = column_to_arrow(np.concatenate(rows))
     if not len(values):
         values = values.cast(pa.large_string() if is_str else pa.large_binary())

@@ -25,7 +25,7 @@ from raydist.core.fork_guard import OwningProcess
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.stored.file_directory import is_file_name
 
-_LARGEST_NUMBER = (1 << 63) - 1  # of a checkpoint: 19 digits after its name
+_LARGEST_NUMBER = (1 << 63) - 1  # largest number of a checkpoint: 19 digits in its name
 
 
 def require_arguments(checkpoint: Any, checkpoint_name: Any, init_fn: Any, exit_code: Any) -> None:
@@ -49,36 +49,37 @@ class CheckpointManager:
 
     From `restore_or_initialize` or the first `save` until `close`, the manager is the only writer of the directory and
     watches for preemption: on SIGTERM, or when the node of the driver or of a replica is drained, the manager saves at
-    the next step boundary, and `run` raises :class:`Preempted`. Batches that were drawn for that step from a
-    distributed dataset of the checkpoint count as not drawn. Existing SIGTERM handlers run after the save, except
-    Ray's; `close` restores them. A second SIGTERM changes nothing. The last save is tried even after earlier failures;
-    if it fails, the process ends all the same, with a message that names the last checkpoint. Use the manager in the
-    main thread: in other threads it watches nodes but not SIGTERM.
+    the next step boundary, and `run` raises :class:`Preempted`. The program may have drawn a batch for the step that
+    does not run. If the checkpoint contains the batch's distributed dataset, the restored dataset gives that batch
+    again. After the save, the manager calls earlier SIGTERM handlers, except Ray's; `close` restores these handlers. A
+    second SIGTERM has no effect. The manager tries this last save even if earlier saves failed. If the last save fails,
+    the process still ends, with a message that names the newest checkpoint. Use the manager in the main thread: in
+    other threads the manager watches nodes, but not SIGTERM.
 
-    If the function of `run` takes a distributed iterator and draws batches itself, each draw is a step boundary: the
-    function may call `save` after a draw (all replicas call it; it counts once), and on preemption the draw raises
-    :class:`Preempted` once the checkpoint is complete. Objects that only the driver has (an `rd.State`, for example)
-    are saved as they were when `run` was called; for objects that custom strategy hooks let replicas differ in, the
-    first replica's state is saved. Under `rd.ParameterServerStrategy`, scheduled closures that have not begun are
-    dropped then and drawn again after a restart; closures that have begun end first, including those that draw batches
-    themselves.
+    If the function of `run` takes a distributed iterator and draws batches itself, each draw is a step boundary. The
+    function may call `save` after a draw: all replicas call `save`, and the calls make one checkpoint. On preemption
+    the draw raises :class:`Preempted` once the checkpoint is complete. Objects that only the driver has (an `rd.State`,
+    for example) are saved as they were when `run` was called. If custom strategy hooks let an object differ between
+    replicas, the first replica's state is saved. On preemption under `rd.ParameterServerStrategy`, closures that have
+    begun finish first, including those that draw batches themselves. Scheduled closures that have not begun are
+    dropped, and their batches are drawn again after a restart.
 
     Args:
         checkpoint: The checkpoint to save.
         directory: Directory of the checkpoints: a path, or a URI that fsspec supports. Each checkpoint is a
             subdirectory, `ckpt-<number>`. Replicas write there, too: all machines must see it under the same path.
         max_to_keep: Number of newest checkpoints to keep; None for all.
-        keep_checkpoint_every_n_hours: Also keep one checkpoint of each such period for good.
+        keep_checkpoint_every_n_hours: Also keep one checkpoint of each period of this length, and never delete it.
         checkpoint_name: Prefix of the checkpoints' names, before the number.
         step_counter: Counter of steps: an object with `item()` (a tensor), or a function. None counts the calls of
             `save` and stores that count in the checkpoint. The counter's value is the checkpoint's number.
-        checkpoint_interval: Steps between two saves; without it, each call saves.
+        checkpoint_interval: Steps between two saves; None to save in each call of `save`.
         init_fn: Called by `restore_or_initialize` if there is no checkpoint to restore.
-        interval_s: Seconds between two saves; with `checkpoint_interval`, whichever passes first.
+        interval_s: Seconds between two saves; with `checkpoint_interval`, the interval that ends first counts.
         best: A metric and "min" or "max": the checkpoint with the best value is kept as well.
         asynchronous: Let `save` copy the state and write it in a thread. One write at a time: the next `save` waits
-            for the previous write. The memory of the copy is kept for the next save.
-        exit_code: Exit code of the process that ends by :class:`Preempted`.
+            for the previous write. The manager reuses the memory of the copy for the next save.
+        exit_code: Exit code of a process that :class:`Preempted` ends.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -142,7 +143,7 @@ class CheckpointManager:
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """Steps between two saves; None without such an interval.
+        """Steps between two saves; None if steps do not limit saves.
 
         Source: tf.train.CheckpointManager.checkpoint_interval.
         """
@@ -150,7 +151,7 @@ class CheckpointManager:
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two saves; None without such an interval.
+        """Seconds between two saves; None if time does not limit saves.
 
         Source: raydist's own.
         """
@@ -158,7 +159,7 @@ class CheckpointManager:
 
     @property
     def best_metric(self) -> str | None:
-        """The metric that ranks checkpoints, from `best`; None without one.
+        """The metric of `best`, which ranks checkpoints; None without `best`.
 
         Source: raydist's own.
         """
@@ -169,7 +170,7 @@ class CheckpointManager:
     def checkpoints(self) -> list[str]:
         """Paths of the newest checkpoints, at most `max_to_keep`, oldest first. Reads the directory.
 
-        Checkpoints that are kept for good, or as the best, are listed only while they are among the newest.
+        A checkpoint that is kept for its period, or as the best, is listed only while it is among the newest.
 
         Source: tf.train.CheckpointManager.checkpoints.
         """
@@ -211,15 +212,15 @@ class CheckpointManager:
         self._start()
         found = self._run.find()
         while found:
-            each = found.pop()
+            candidate = found.pop()
             try:
-                self._restore(each)
+                self._restore(candidate)
             except DataLossError as error:
                 if not fallback:
                     raise
-                warnings.warn(f"{error} The checkpoint before it is tried.", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{error} Trying the previous checkpoint.", RuntimeWarning, stacklevel=2)
             else:
-                return self._run.path_of(each.kept)
+                return self._run.path_of(candidate.kept)
         if self._init_fn is not None:
             self._init_fn()
         self._saves.start_intervals()
@@ -228,7 +229,8 @@ class CheckpointManager:
     def _restore(self, found: FoundCheckpoint) -> None:
         if found.damage is not None:
             raise found.damage
-        contents_of(self._checkpoint).restore(self._run.files_of(found.kept))  # the path may be relative
+        # pass the directory's files, because the path may be relative
+        contents_of(self._checkpoint).restore(self._run.files_of(found.kept))
         self._saves.continue_from(found)
         self._watch.look()
 
@@ -248,7 +250,7 @@ class CheckpointManager:
         self._watch.look()
 
     def _start(self) -> None:
-        """Acquire the directory and watch for preemption; if both are done already, only check for SIGTERM."""
+        """Acquire the directory, unless this manager has it, and watch for preemption."""
         self._require_usable()
         if not self._run.is_acquired:
             self._run.acquire()
@@ -275,7 +277,7 @@ class CheckpointManager:
         """Save a checkpoint if one is due. Saves the state after all steps dispatched before this call.
 
         Blocks until the state is copied and the previous write has ended; with `asynchronous=False` until the
-        checkpoint is written. The next call warns of a failed write; the third failure in a row is raised.
+        checkpoint is written. If a write fails, the next call warns; after three failures in a row it raises the error.
 
         Args:
             checkpoint_number: Number in the checkpoint's name; None for the value of the step counter.
@@ -283,10 +285,10 @@ class CheckpointManager:
             metrics: Numbers to store with the checkpoint, including the metric of `best`.
 
         Returns:
-            A handle that tells when the checkpoint is complete; None if none was due.
+            A handle to wait for the complete checkpoint; None if no checkpoint was due.
 
         Raises:
-            Preempted: The process is to end; everything is saved.
+            Preempted: The process must end; the state is saved.
             InvalidArgumentError: A state cannot be saved, or `metrics` lacks the metric of `best`.
             FailedPreconditionError: Another process writes into the directory, the manager is closed, or the call is
                 inside a step that must not save.
@@ -298,7 +300,7 @@ class CheckpointManager:
         saves = self._saves
         self._watch.settle()
         saves.calls += 1
-        if end_reason() is not None and loop_here() is None:  # a run that draws batches itself stops at its draw
+        if end_reason() is not None and loop_here() is None:  # a run that draws batches ends at its next draw
             end_if_preempted(before_draw=False)
         saves.writer.report_failure()
         step = saves.step()
@@ -317,10 +319,10 @@ class CheckpointManager:
         self._saves.writer.wait()
 
     def close(self) -> None:
-        """Wait for the last write, release the directory, and restore the SIGTERM handlers. May be repeated.
+        """Wait for the last write, release the directory, and restore the SIGTERM handlers. A second call does nothing.
 
         Raises:
-            Preempted: The process was told to end and no step has followed; everything is saved.
+            Preempted: The process must end, and no step has run since it was told to; the state is saved.
             Exception: The last save failed, and its error was not raised before.
 
         Source: raydist's own.
@@ -337,8 +339,8 @@ class CheckpointManager:
     def _end(self) -> None:
         try:
             self._watch.settle()
-            self._saves.writer.join()  # preemption during the wait counts, too
-            if self._run.is_acquired and sys.exception() is None:  # otherwise that exception ends the program
+            self._saves.writer.join()  # a preemption may come during this wait
+            if self._run.is_acquired and sys.exception() is None:  # an exception in flight ends the program anyway
                 end_after_last_step()
         finally:
             self._saves.writer.close()
@@ -356,6 +358,6 @@ class CheckpointManager:
         if may_send_managers():
             return ManagerProxy, (self._watch.key,)
         raise FailedPreconditionError(
-            "A CheckpointManager must stay in the process that made it, but it was to be pickled. Call save() between "
+            "A CheckpointManager must stay in the process that made it, so it cannot be pickled. Call save() between "
             "two runs, not in a step."
         )

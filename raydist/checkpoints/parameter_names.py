@@ -1,10 +1,11 @@
-"""Names of parameters in checkpoints: without the prefix of `torch.compile`, and instead of an optimizer's numbers.
+"""Names of parameters in checkpoints, for modules and for optimizers.
 
 `torch.compile(module)` wraps a module in another module, which stores the original as `_orig_mod`. Checkpoints use
 the names of the original module, so that they load into compiled and plain modules.
 
-In an optimizer's state, a parameter has the name that it has in its module. If an optimizer has parameters of several
-modules, the module's name precedes it. A parameter that no module of the checkpoint has keeps its number.
+torch numbers the parameters in an optimizer's state. Checkpoints use the name of the parameter in its module instead,
+with the name of the module before it if the optimizer has parameters of several modules. A parameter that is in no
+module of the checkpoint keeps its number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PREFIX = "_orig_mod."
 
 
 def plain_name(name: str) -> str:
-    """Return the name that a parameter has without `torch.compile`.
+    """Return the name of a parameter in the original, uncompiled module.
 
     >>> plain_name("_orig_mod.0.weight"), plain_name("block._orig_mod.weight")
     ('0.weight', 'block.weight')
@@ -46,12 +47,12 @@ def plain_names(state: Any) -> Any:
 
 
 def has_compiled(module: nn.Module) -> bool:
-    """Return True if the module or a part of it is wrapped by `torch.compile`."""
+    """Return True if `torch.compile` wraps the module or one of its submodules."""
     return any(_PREFIX in f"{name}." for name, _ in module.named_modules())
 
 
 def compiled_names(state: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with plain names, renamed for a compiled module whose `state_dict()` is `here`.
+    """Rename the entries of a state with plain names as in `here`, the `state_dict()` of a compiled module.
 
     >>> compiled_names({"weight": 1}, {"_orig_mod.weight": 0})
     {'_orig_mod.weight': 1}
@@ -61,7 +62,7 @@ def compiled_names(state: Mapping[str, Any], here: Mapping[str, Any]) -> dict[st
 
 
 GROUPS = "param_groups"
-_MORE = "optimizer_entries"  # other entries of an optimizer's state_dict
+_OTHERS = "optimizer_entries"  # entries of an optimizer's state_dict besides "state" and "param_groups"
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -76,18 +77,18 @@ def parameter_names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.M
     >>> parameter_names(torch.optim.SGD(model.parameters(), 0.1), {"model": model})
     ['weight', 'bias']
     """
-    homes: dict[int, tuple[str, str]] = {}
-    for home, module in modules.items():
+    known: dict[int, tuple[str, str]] = {}  # by id of the parameter: names of its module and of the parameter
+    for module_name, module in modules.items():
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            homes.setdefault(id(parameter), (home, plain_name(name)))
+            known.setdefault(id(parameter), (module_name, plain_name(name)))
     parameters = enumerate(parameters_of(optimizer))
-    found = [homes.get(id(parameter), ("", str(number))) for number, parameter in parameters]
-    several = len({home for home, _ in found}) > 1
-    return [f"{home}.{name}" if several and home else name for home, name in found]
+    names = [known.get(id(parameter), ("", str(number))) for number, parameter in parameters]
+    several = len({module_name for module_name, _ in names}) > 1
+    return [f"{module_name}.{name}" if several and module_name else name for module_name, name in names]
 
 
 def optimizer_entries(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Convert an optimizer's `state_dict()`: an entry for each parameter by name, and one for the groups.
+    """Convert an optimizer's `state_dict()` to a dict with an entry for each parameter, by name, and for the groups.
 
     >>> optimizer_entries({"state": {0: {"step": 3}}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}, ["a", "b"])
     {'a': {'step': 3}, 'param_groups': [{'lr': 0.1, 'params': ['a', 'b']}]}
@@ -95,43 +96,46 @@ def optimizer_entries(state: Mapping[str, Any], names: Sequence[str]) -> dict[st
     entries: dict[str, Any] = {names[number]: entry for number, entry in state["state"].items()}
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state[GROUPS]]
     more = {key: value for key, value in state.items() if key not in ("state", GROUPS)}
-    return {**entries, GROUPS: groups, **({_MORE: more} if more else {})}
+    return {**entries, GROUPS: groups, **({_OTHERS: more} if more else {})}
 
 
 def optimizer_state(entries: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Convert the result of `optimizer_entries` back, with the current numbers. Raise KeyError for an unknown name.
+    """Convert the result of `optimizer_entries` back to a `state_dict()` for parameters with these names.
+
+    Raise KeyError for a name that is not in `names`.
+
 
     >>> optimizer_state({"a": {"step": 3}, "param_groups": [{"lr": 0.1, "params": ["a"]}]}, ["a"])
     {'state': {0: {'step': 3}}, 'param_groups': [{'lr': 0.1, 'params': [0]}]}
     """
     numbers = {name: number for number, name in enumerate(names)}
-    state = {numbers[name]: entry for name, entry in entries.items() if name not in (GROUPS, _MORE)}
-    # torch takes the k-th number of a group for the group's current k-th parameter
+    state = {numbers[name]: entry for name, entry in entries.items() if name not in (GROUPS, _OTHERS)}
+    # torch assigns the k-th number of a saved group to the k-th parameter of the current group
     groups = [{**group, "params": sorted(numbers[name] for name in group["params"])} for group in entries[GROUPS]]
-    return {"state": dict(sorted(state.items())), GROUPS: groups, **entries.get(_MORE, {})}
+    return {"state": dict(sorted(state.items())), GROUPS: groups, **entries.get(_OTHERS, {})}
 
 
 def fitting_entries(entries: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved entries of the parameters that `here` has, and the entries of `here` for all other parameters.
+    """Return the entries of `here`, each replaced by the saved entry if the parameter was saved.
 
     >>> saved = {"a": {"step": 3}, "b": {"step": 3}, "param_groups": [{"lr": 0.1, "params": ["a", "b"]}]}
     >>> fitting_entries(saved, {"c": {"step": 1}, "param_groups": [{"lr": 0.2, "params": ["c", "a"]}]})
     {'a': {'step': 3}, 'c': {'step': 1}, 'param_groups': [{'lr': 0.1, 'params': ['c', 'a']}]}
     """
-    ours, theirs = (_parameters_of(each) for each in (here, entries))
-    states = {name: entries[name] for name in ours if name in theirs and name in entries}
-    states |= {name: here[name] for name in ours if name not in theirs and name in here}
+    current, saved_names = (_parameters_of(each) for each in (here, entries))
+    states = {name: entries[name] for name in current if name in saved_names and name in entries}
+    states |= {name: here[name] for name in current if name not in saved_names and name in here}
     groups = [{**group, "params": list(group["params"])} for group in here[GROUPS]]
     for group, saved in zip(groups, entries[GROUPS], strict=False):
         group.update({key: value for key, value in saved.items() if key != "params"})
-    return {**states, GROUPS: groups, **({_MORE: entries[_MORE]} if _MORE in entries else {})}
+    return {**states, GROUPS: groups, **({_OTHERS: entries[_OTHERS]} if _OTHERS in entries else {})}
 
 
 def keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Restore the dtypes of the tensors in a state that the optimizer has just loaded.
 
-    torch's `load_state_dict` casts them to the dtype of their parameter. An optimizer with bfloat16 moments for float32
-    parameters, or the other way round, would not resume exactly.
+    torch's `load_state_dict` casts these tensors to the dtype of their parameter. Without this function, an optimizer
+    with bfloat16 moments for float32 parameters, or the reverse, would not resume exactly.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> sgd = torch.optim.SGD([weight], momentum=0.9)
@@ -145,7 +149,7 @@ def keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> No
     for number, parameter in zip(numbers, parameters_of(optimizer), strict=False):
         loaded = optimizer.state.get(parameter, {})
         for name, value in state["state"].get(number, {}).items():
-            now = loaded.get(name) if name != "step" else None  # torch casts "step" where a fused kernel needs that
+            now = loaded.get(name) if name != "step" else None  # leave "step": torch casts it for fused kernels
             if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.dtype != value.dtype:
                 loaded[name] = value.to(now.device, copy=True)
 

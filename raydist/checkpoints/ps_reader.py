@@ -17,8 +17,8 @@ from raydist.checkpoints.ps_restore import (
     RestoreCommand,
     StoredOptimizerState,
     StoredTable,
+    loaded_state,
     optimizer_state_differences,
-    taken_state,
 )
 from raydist.checkpoints.read_tensors import read_pieces, read_slices
 from raydist.checkpoints.restore import Difference, PreparedShard
@@ -146,7 +146,7 @@ class StoredSlices:
         state, like = unpack_state(stored.entry, tensors), self._like[stored.number]
         if not isinstance(state, dict):
             raise ValueError(f"what is remembered of {stored.parameter!r:.100} is no dict")
-        return taken_state(stored, state, self._kinds[stored.optimizer], like.dtype)
+        return loaded_state(stored, state, self._kinds[stored.optimizer], like.dtype)
 
 
 @final

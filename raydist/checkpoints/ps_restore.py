@@ -1,7 +1,7 @@
-"""A worker's half of restoring values on parameter servers: the worker tells each server its part.
+"""Restore values on parameter servers, from a worker: the worker tells each server which tensors to read.
 
-Runs while no other worker does anything. The driver restores what a worker cannot describe to servers: a module with
-more in its state than variables, an optimizer with tensors among its options.
+The other workers are idle meanwhile. The driver restores the objects that servers cannot restore: a module whose state
+has more than variables, and an optimizer with tensors among its options.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from raydist.parameter_servers.requests import BeginRestore
 from raydist.parameter_servers.sharded_embedding import SavedRows, require_known
 from raydist.parameter_servers.slices import PsSlice
 
-_REST = 0  # the server that verifies tensors that no server takes
+_VERIFYING_SERVER = 0  # this server also reads and verifies the tensors that no server uses
 
 
 @final
@@ -88,14 +88,14 @@ class RestoreCommand:
 
     token: str  # unique id of the restore
     checkpoint: SavedCheckpoint  # the checkpoint, reduced to objects on servers
-    tables: tuple[StoredTable, ...] = ()  # tables to read; of each, the rows that the server owns
+    tables: tuple[StoredTable, ...] = ()  # tables to read: each server reads the rows that it owns
     slices: tuple[StoredSlice, ...] = ()  # slices to read
     optimizer_states: tuple[StoredOptimizerState, ...] = ()  # optimizer states to read
-    # by object of the checkpoint, tensors that no server takes, but that must be read and verified
+    # by object of the checkpoint: tensors that no server uses, which are only read and verified
     rest: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-# torch wraps the method for its compiler, which the wrapper would import.
+# torch wraps this method, and the wrapper would import torch's compiler.
 _load = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
 _Kind = type[torch.optim.Optimizer]
@@ -109,19 +109,19 @@ def optimizer_state_differences(
 ) -> dict[str, tuple[Difference, ...]]:
     """Return, by optimizer name, the differences in shape or dtype between current and saved optimizer states.
 
-    `state_of` returns the current state of a slice; `like` has, by number, a tensor of each slice's shape.
+    `state_of` returns the current state of a slice. `like` has a tensor with the shape of each slice, by slice number.
     """
     found: dict[str, tuple[Difference, ...]] = {}
     for stored in optimizer_states:
-        common = _common(stored, state_of(stored), places[stored.saved], like[stored.number])
+        common = _tensors_in_both(stored, state_of(stored), places[stored.saved], like[stored.number])
         found[stored.owner] = (*found.get(stored.owner, ()), *tensor_differences(stored.owner, common))
     return {name: several for name, several in found.items() if several}
 
 
-def _common(
+def _tensors_in_both(
     stored: StoredOptimizerState, now: Mapping[str, Any], places: Mapping[str, FilePlace], like: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor, FilePlace]]:
-    """Yield tensors that are in the current and in the saved state, with the shape for the whole variable."""
+    """Yield the tensors that both states have, each with the shape for the whole variable."""
     for name, value in now.items():
         key = f"{stored.parameter}.{name}"
         if key in places and isinstance(value, torch.Tensor):
@@ -130,8 +130,11 @@ def _common(
             yield key, torch.empty(shape, dtype=value.dtype, device="meta"), places[key]
 
 
-def taken_state(stored: StoredOptimizerState, state: Any, kind: _Kind, dtype: torch.dtype) -> Mapping[str, Any]:
-    """Return the state of a slice in an optimizer that has loaded `state`. InvalidArgumentError if it rejects that."""
+def loaded_state(stored: StoredOptimizerState, state: Any, kind: _Kind, dtype: torch.dtype) -> Mapping[str, Any]:
+    """Return the state of a slice as an optimizer of this class loads it.
+
+    Raise InvalidArgumentError if the optimizer rejects the state.
+    """
     parameter = torch.empty(0, dtype=dtype)
     optimizer = bare_optimizer(kind, [(stored.options, [parameter])])
     _load_into(stored.owner, optimizer, {0: state}, [{**stored.options, "params": [0]}])
@@ -139,15 +142,16 @@ def taken_state(stored: StoredOptimizerState, state: Any, kind: _Kind, dtype: to
     return loaded
 
 
-def taken_options(
+def loaded_options(
     owner: str, optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the options of an optimizer's groups as if it had loaded saved groups. The optimizer is not changed.
+    """Return the options that an optimizer's groups would have after loading saved groups.
 
-    Only the lengths of "params" in the saved groups matter. Raise InvalidArgumentError if the optimizer rejects them.
+    The optimizer stays unchanged. Of "params" in a saved group, only the length matters. Raise InvalidArgumentError if
+    the optimizer rejects a group.
 
     >>> adam = torch.optim.Adam([torch.zeros(1)], lr=0.5)
-    >>> taken_options("optimizer", adam, [{"lr": 0.1, "params": ["weight"]}])[0]["lr"]
+    >>> loaded_options("optimizer", adam, [{"lr": 0.1, "params": ["weight"]}])[0]["lr"]
     0.1
     """
     bare = bare_optimizer(
@@ -174,7 +178,7 @@ OptionGroups = Sequence[Mapping[str, Any]]
 @final
 @dataclass(frozen=True, slots=True)
 class BegunRestore:
-    """A worker's report on a restore that servers have begun. If something does not fit, nothing was begun."""
+    """A worker's report on a restore. The servers have begun the restore only if every object fits its saved entry."""
 
     shard: PreparedShard  # differences by name, for the objects that servers restore
     # options of the parameter groups, by name of the optimizer
@@ -183,7 +187,7 @@ class BegunRestore:
 
 @final
 class PsRestores:
-    """The restores that a worker starts. Used by the worker's single thread."""
+    """The restores that a worker starts. Only the worker's single thread may use this object."""
 
     def __init__(self, placed: PlacedVariables) -> None:
         self._placed = placed
@@ -191,7 +195,9 @@ class PsRestores:
     def begin(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> BegunRestore:
-        """Compare objects; if all fit, make every server begin to read its part. Blocks until the servers have begun.
+        """Compare objects with their saved entries; if all fit, make every server begin to read its part.
+
+        Blocks until the servers have begun.
 
         Raises:
             DataLossError: A saved entry is not a valid state.
@@ -203,17 +209,20 @@ class PsRestores:
         for name, obj in objects.items():
             _require_state(obj, request.checkpoint, request.saved[name])
         commands = RestoreCommands(request, modules, self._placed)
-        served = [name for name, obj in objects.items() if commands.add(name, obj)]
-        if served:
+        on_servers = [name for name, obj in objects.items() if commands.add(name, obj)]
+        if on_servers:
             asks = {server: Ask(BeginRestore(commands.of(server))) for server in range(self._placed.client.num_servers)}
             self._placed.client.exchange(asks)
-        return BegunRestore(PreparedShard({name: differences[name] for name in served}), commands.options)
+        return BegunRestore(PreparedShard({name: differences[name] for name in on_servers}), commands.options)
 
 
 def _differences(
     name: str, obj: Any, modules: Mapping[str, nn.Module], request: RestoreRequest
 ) -> tuple[Difference, ...]:
-    """Return the differences of one object; only the kind for rows, and no optimizer state."""
+    """Return the differences between an object and its saved entry.
+
+    For rows of embedding tables, compare only the kind of the entry. Servers compare optimizer states.
+    """
     saved = request.saved[name]
     if not isinstance(obj, SavedRows):
         return tuple(differences_of(name, obj, modules, request.checkpoint, saved))
@@ -222,7 +231,7 @@ def _differences(
 
 
 def _require_state(obj: Any, checkpoint: SavedCheckpoint, saved: str) -> None:
-    """Require that the saved entry is a state, and that rows belong to the tables of `obj`."""
+    """Raise an error if the saved entry is not a state, or if it has rows of tables that `obj` does not have."""
     checkpoint.require_state(saved)
     if not isinstance(obj, SavedRows):
         return
@@ -246,10 +255,10 @@ class RestoreCommands:
         self._tables: list[StoredTable] = []
         self._slices: dict[int, tuple[int, StoredSlice]] = {}  # by slice number: the server and the slice
         self._optimizer_states: list[tuple[int, StoredOptimizerState]] = []
-        self._whole: list[str] = []
+        self._verified: list[str] = []  # objects of the checkpoint of which servers must verify every tensor
 
     def add(self, name: str, obj: Any) -> bool:
-        """Let servers restore an object; return False if they cannot."""
+        """Add an object to the commands; return False if servers cannot restore the object."""
         values = self._request.checkpoint.saved(self._request.saved[name]).values
         if isinstance(obj, SavedRows):
             tables = obj.tables()
@@ -276,7 +285,7 @@ class RestoreCommands:
         if next(names_of_tensors(saved[GROUPS]), None) is not None:
             return False
         entries = unpack_state({GROUPS: saved[GROUPS]}, {})
-        self.options[name] = taken_options(name, optimizer, self._groups(entries, optimizer, names))
+        self.options[name] = loaded_options(name, optimizer, self._groups(entries, optimizer, names))
         parameters = dict(zip(names, parameters_of(optimizer), strict=True))
         self.add_states(name, self._states(name, optimizer, parameters, saved, entries[GROUPS]))
         return True
@@ -289,7 +298,7 @@ class RestoreCommands:
         saved: Mapping[str, Any],
         groups: OptionGroups,
     ) -> Iterator[tuple[PsSlice, StoredOptimizerState]]:
-        """Yield the slices of the saved parameters, each with its state; other parameters keep their state."""
+        """Yield each slice of a saved parameter, with its optimizer state. Other parameters keep their state."""
         handle = self._placed.handle_of(optimizer)
         group_of = {parameter: group for group in groups for parameter in group["params"]}
         for parameter, parts in self._placed.places(parameters).items():
@@ -322,24 +331,24 @@ class RestoreCommands:
         return fitting
 
     def add_rows(self, name: str, tables: Mapping[str, int]) -> None:
-        """Restore rows of embedding tables, given their handles by path."""
+        """Add the rows of embedding tables, given by path and handle."""
         saved = self._request.saved[name]
         self._tables += [StoredTable(handle, saved, path) for path, handle in tables.items()]
 
     def add_values(self, name: str, places: Sequence[tuple[str, Sequence[PsSlice]]]) -> None:
-        """Restore values of a module's variables, given by the names of saved tensors and the variables' slices.
+        """Add the values of a module's variables, given by the name of the saved tensor and the variable's slices.
 
-        For a variable with several names, the last counts, as in torch.
+        If a variable has several names, the last one counts, as in torch.
         """
         saved = self._request.saved[name]
-        self._whole.append(saved)
+        self._verified.append(saved)
         for key, parts in places:
             for part in parts:
                 self._slices[part.number] = part.server, StoredSlice(part.number, saved, key, part.begin)
 
     def add_states(self, name: str, states: Iterable[tuple[PsSlice, StoredOptimizerState]]) -> None:
-        """Restore the state of an optimizer, given for each slice."""
-        self._whole.append(self._request.saved[name])
+        """Add the state of an optimizer, given for each slice."""
+        self._verified.append(self._request.saved[name])
         self._optimizer_states += [(part.server, stored) for part, stored in states]
 
     def of(self, server: int) -> RestoreCommand:
@@ -350,22 +359,22 @@ class RestoreCommands:
             tuple(self._tables),
             tuple(each for owner, each in self._slices.values() if owner == server),
             tuple(each for owner, each in self._optimizer_states if owner == server),
-            self._rest() if server == _REST else {},
+            self._unused_tensors() if server == _VERIFYING_SERVER else {},
         )
 
-    def _rest(self) -> dict[str, frozenset[str]]:
-        taken = {(each.saved, each.key) for _, each in self._slices.values()}
-        taken |= {(each.saved, key) for _, each in self._optimizer_states for key in each.tensors()}
+    def _unused_tensors(self) -> dict[str, frozenset[str]]:
+        used = {(each.saved, each.key) for _, each in self._slices.values()}
+        used |= {(each.saved, key) for _, each in self._optimizer_states for key in each.tensors()}
         return {
-            saved: frozenset(key for key in self._request.checkpoint.places(saved) if (saved, key) not in taken)
-            for saved in self._whole
+            saved: frozenset(key for key in self._request.checkpoint.places(saved) if (saved, key) not in used)
+            for saved in self._verified
         }
 
 
 def begin_ps_restore(
     restores: PsRestores, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
-    """Begin a restore on a worker while no other runs anything; return a pickled `BegunRestore` or `PortableError`."""
+    """Begin a restore on a worker while the others are idle; return a pickled `BegunRestore` or `PortableError`."""
     try:
         return pickle.dumps(restores.begin(request, objects, modules))
     except Exception as error:
@@ -373,4 +382,4 @@ def begin_ps_restore(
 
 
 def follow_driver(restores: PsRestores) -> None:
-    """Do nothing: running this function makes the worker send the driver's changes before servers take their values."""
+    """Do nothing. Before a worker runs any function, it sends the driver's latest changes to the servers."""

@@ -1,4 +1,4 @@
-"""Read tensors from the files of a checkpoint. Checksums are verified before a tensor is returned."""
+"""Read tensors from the files of a checkpoint, and verify their checksums."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PIECE_BYTES = 1 << 20
 
 
 def read_tensors(directory: DirectoryFiles, files: Iterable[TensorFile]) -> dict[str, torch.Tensor]:
-    """Return the tensors of one object, on the CPU, in memory of their own.
+    """Return the tensors of one object, on the CPU, in newly allocated memory.
 
     Raises:
         DataLossError: A file is missing, truncated or damaged; the message names the file and the tensor.
     """
     tensors: dict[str, torch.Tensor] = {}
     several = tuple(files)
-    if len(several) > 1:  # slices need memory for the whole tensor: check first that all files exist
+    if len(several) > 1:  # check that all files exist before allocating whole tensors
         for file in several:
             with _opened(directory, file):
                 pass
@@ -42,7 +42,7 @@ def read_tensors(directory: DirectoryFiles, files: Iterable[TensorFile]) -> dict
 
 
 def read_slices(directory: DirectoryFiles, file: TensorFile, keys: Collection[str]) -> dict[str, torch.Tensor]:
-    """Return tensors or slices in one file, on the CPU. Also verifies the file's header; only that without keys.
+    """Return the tensors or slices with these names in one file, on the CPU. Verify the file's header, too.
 
     Raises:
         DataLossError: The file is missing, truncated or damaged; the message names the file and the tensor.
@@ -60,13 +60,13 @@ def read_slices(directory: DirectoryFiles, file: TensorFile, keys: Collection[st
 def read_pieces(
     directory: DirectoryFiles, file: TensorFile, keys: Collection[str]
 ) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Yield one file's parts of several tensors, about 1 MiB at a time. Does not verify the file's header.
+    """Yield the tensors with these names in one file, in pieces of about 1 MiB. Do not verify the file's header.
 
     Yields:
-        Name of the tensor, index of the first row in the piece, and the piece; for a scalar, 0 and the scalar.
+        Name of the tensor, index of the piece's first row in the tensor, and the piece. For a scalar: name, 0, scalar.
 
     Raises:
-        DataLossError: The file is missing or truncated; or, after the last piece of a tensor, the checksum differs.
+        DataLossError: The file is missing or truncated. After the last piece of a tensor: the checksum differs.
     """
     with _opened(directory, file) as reader:
         for key, place in file.tensors.items():
@@ -86,7 +86,8 @@ def _opened(directory: DirectoryFiles, file: TensorFile) -> Iterator[_FileReader
         opened = directory.open(file.name)
     except NotFoundError as error:
         raise DataLossError(
-            f"A checkpoint must have all of its files, but {path!r} is missing. Use another one or a copy.", path=path
+            f"A checkpoint must have all of its files, but {path!r} is missing. Use another checkpoint or a copy.",
+            path=path,
         ) from error
     try:
         with file_errors(path):
@@ -105,73 +106,73 @@ class _FileReader:
         self._opened = opened
         self._path = path
         self._file = file
-        self._at = 0
+        self._offset = 0
 
     def check_size(self) -> None:
         """Raise DataLossError if the file system reports a size other than the written size."""
         if self._opened.size not in (None, self._file.num_bytes):
-            raise self._loss(f"it must have {self._file.num_bytes} bytes, got {self._opened.size}", 0)
+            raise self._data_loss(f"it must have {self._file.num_bytes} bytes, got {self._opened.size}", 0)
 
     def check_header(self) -> None:
-        """Raise DataLossError if the header differs. Called before the tensors are read."""
+        """Raise DataLossError if the header's checksum differs. Call this method before reading tensors."""
         crc, left = 0, self._file.header_bytes
         while left:
-            piece = self._some(min(left, _PIECE_BYTES), "its header")
+            piece = self._read_piece(min(left, _PIECE_BYTES), "its header")
             crc = google_crc32c.extend(crc, piece)
             left -= len(piece)
         if crc != self._file.header_crc32c:
-            raise self._loss("its header differs from what was written", 0)
+            raise self._data_loss("its header differs from what was written", 0)
 
     def fill(self, target: torch.Tensor, key: str) -> None:
-        """Read and verify the file's rows of a tensor into contiguous memory of their shape."""
+        """Read the file's rows of a tensor into contiguous memory of their shape, and verify the checksum."""
         place = self._file.tensors[key]
-        self._go_to(place.begin)
-        self._require(self._read_into(target, f"tensor {key!r}", 0), place, key)
+        self._seek(place.begin)
+        self._require_checksum(self._read_into(target, f"tensor {key!r}", 0), place, key)
 
     def pieces(self, key: str) -> Iterator[torch.Tensor]:
-        """Yield the file's rows of a tensor, or a scalar; verify the checksum after the last."""
+        """Yield the file's rows of a tensor in pieces, or a scalar; verify the checksum after the last piece."""
         place = self._file.tensors[key]
         count, *row = place.slice_shape or (1,)
         step = max(1, _PIECE_BYTES * count // max(1, place.num_bytes))
-        self._go_to(place.begin)
+        self._seek(place.begin)
         crc = 0
         for begin in range(0, count, step):
             shape = (min(step, count - begin), *row) if place.shape else ()
             rows = torch.empty(shape, dtype=stored_dtype(place.dtype))
             crc = self._read_into(rows, f"tensor {key!r}", crc)
             yield rows
-        self._require(crc, place, key)
+        self._require_checksum(crc, place, key)
 
-    def _go_to(self, begin: int) -> None:
-        if self._at != begin:
+    def _seek(self, begin: int) -> None:
+        if self._offset != begin:
             self._opened.file.seek(begin)
-            self._at = begin
+            self._offset = begin
 
     def _read_into(self, target: torch.Tensor, what: str, crc: int) -> int:
         flat: Any = flat_bytes(target).numpy()
         done = 0
         while done < len(flat):
-            piece = self._some(min(len(flat) - done, _PIECE_BYTES), what)
+            piece = self._read_piece(min(len(flat) - done, _PIECE_BYTES), what)
             memoryview(flat)[done : done + len(piece)] = piece
             crc = google_crc32c.extend(crc, piece)
             done += len(piece)
         return crc
 
-    def _require(self, crc: int, place: FilePlace, key: str) -> None:
+    def _require_checksum(self, crc: int, place: FilePlace, key: str) -> None:
         if crc != place.crc32c:
-            raise self._loss(f"tensor {key!r} differs from what was written", place.begin)
+            raise self._data_loss(f"tensor {key!r} differs from what was written", place.begin)
 
-    def _some(self, size: int, what: str) -> bytes:
+    def _read_piece(self, size: int, what: str) -> bytes:
         piece = bytes(self._opened.file.read(size) or b"")
         if not piece:
-            raise self._loss(f"{what} is cut off", self._at)
-        self._at += len(piece)
+            raise self._data_loss(f"{what} is cut off", self._offset)
+        self._offset += len(piece)
         return piece
 
-    def _loss(self, problem: str, offset: int) -> DataLossError:
+    def _data_loss(self, problem: str, offset: int) -> DataLossError:
         return DataLossError(
-            f"The file {self._path!r} of a checkpoint must be as it was written, but {problem}. Use another checkpoint "
-            "or a copy of the file.",
+            f"The file {self._path!r} of a checkpoint is damaged: {problem}. Use another checkpoint or a copy of the "
+            "file.",
             path=self._path,
             offset=offset,
         )

@@ -1,8 +1,9 @@
 """Differentiable collectives on values of a training step.
 
-The derivative is that of the global objective: the sum over replicas j of w_j L_j (the losses, weighted by the shares
-of the rows). The reducer later multiplies replica i's own gradient by w_i, so the backward of a collective returns the
-weighted sum of all upstream gradients divided by w_i. Without weights the objective is a plain sum.
+The gradient is that of the global objective, the sum of w_j L_j over all replicas j: L_j is the loss of replica j, and
+w_j is its share of the global batch's rows. The gradient reducer later multiplies the gradient of replica i by w_i. So
+the backward of a collective returns the weighted sum of all upstream gradients, divided by w_i. Without weights, each
+w_j is 1.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def all_reduce(
         tensor: A result of :func:`promote`, with the same shape and dtype on all replicas.
         weights: Weight of each replica in the global objective; None for an unweighted sum of losses.
 
-    Blocking: until all replicas have called it, at most the communicator's limit. The backward blocks in the same way.
+    Blocking: until all replicas have called this function, at most the communicator's limit.
+    The backward blocks in the same way.
 
     Raises:
         CollectiveMismatchError: Replicas call different collectives.
@@ -46,15 +48,17 @@ def all_reduce(
     >>> all_reduce(alone, torch.tensor(3.0), ReduceOp.MEAN)
     tensor(3.)
     """
-    adds = op in (ReduceOp.SUM, ReduceOp.MEAN)
+    is_linear = op in (ReduceOp.SUM, ReduceOp.MEAN)
     call = describe_call(ALL_REDUCE[op], tensor, differentiable=_wants_gradient(tensor))
     differentiable = any(other.differentiable for other in exchange(communicator, call, log=log))
-    if adds or not differentiable:
+    if is_linear or not differentiable:
         result = tensor.detach().clone() if tensor.requires_grad else tensor.clone()
         communicator.all_reduce(result, op).wait()
-        return _apply(_AllReduce, _attached(tensor), (result,), communicator, op, weights) if differentiable else result
-    stacked = _apply(_AllGather, _attached(tensor.unsqueeze(0)), communicator, (1,) * communicator.world_size, weights)
-    return _ACROSS[op](stacked, 0)
+        if not differentiable:
+            return result
+        return _apply(_AllReduce, _with_grad(tensor), (result,), communicator, op, weights)
+    stacked = _apply(_AllGather, _with_grad(tensor.unsqueeze(0)), communicator, (1,) * communicator.world_size, weights)
+    return _REDUCTIONS[op](stacked, 0)
 
 
 def all_gather(communicator: Communicator, value: torch.Tensor, axis: int = 0, weights: Weights = None) -> torch.Tensor:
@@ -84,7 +88,7 @@ def all_gather(communicator: Communicator, value: torch.Tensor, axis: int = 0, w
     lengths = tuple(other.shape[axis] for other in calls)
     rows_first = tensor.movedim(axis, 0)
     if any(other.differentiable for other in calls):
-        gathered = _apply(_AllGather, _attached(rows_first), communicator, lengths, weights)
+        gathered = _apply(_AllGather, _with_grad(rows_first), communicator, lengths, weights)
     else:
         gathered = _gather_rows(rows_first.detach(), communicator, lengths)
     return gathered.movedim(0, axis)
@@ -95,12 +99,12 @@ def require_axis(tensor: torch.Tensor, axis: int) -> None:
     if not -tensor.dim() <= axis < tensor.dim():
         raise InvalidArgumentError(
             f"all_gather needs values with a dimension {axis}, got shape {tuple(tensor.shape)}. "
-            "Give scalars one with reshape(1)."
+            "Give a scalar a dimension with reshape(1)."
         )
 
 
 class _AllReduce(torch.autograd.Function):
-    """Derivative of a SUM or MEAN whose result is computed already."""
+    """A SUM or MEAN whose result the caller has computed already."""
 
     @staticmethod
     def forward(
@@ -145,7 +149,7 @@ class _AllGather(torch.autograd.Function):
 def _total(upstream: torch.Tensor, communicator: Communicator, weights: Weights) -> torch.Tensor:
     """Return the weighted sum of all replicas' upstream gradients, divided by this replica's weight."""
     own = 1.0 if weights is None else weights[communicator.rank]
-    # A replica with weight 0 may have NaNs, which a multiplication by zero would keep.
+    # A replica with weight 0 may have NaN gradients, and NaN times 0 is NaN.
     total = upstream * own if own else torch.zeros_like(upstream)
     communicator.all_reduce(total, ReduceOp.SUM).wait()
     return total / own if own else torch.zeros_like(upstream)
@@ -161,13 +165,13 @@ def _wants_gradient(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
-def _attached(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that requires grad, so that this replica takes part in the collectives of the backward."""
+def _with_grad(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with `requires_grad`, so that this replica joins the collectives of the backward."""
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
 def promote(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """Convert `tensor` to the dtype of the result: floating-point for a MEAN of integers, int64 for a SUM of bools."""
+    """Convert a tensor to the result's dtype: the default float for a MEAN of integers, int64 for a SUM of bools."""
     if op is ReduceOp.MEAN and not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.to(torch.get_default_dtype())
     if op is ReduceOp.SUM and tensor.dtype is torch.bool:
@@ -181,8 +185,8 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
     return result
 
 
-# amin and amax share the derivative evenly between equal values, as torch's own reductions do.
-_ACROSS: dict[ReduceOp, Callable[[torch.Tensor, int], torch.Tensor]] = {
+# amin and amax split the gradient evenly between equal values.
+_REDUCTIONS: dict[ReduceOp, Callable[[torch.Tensor, int], torch.Tensor]] = {
     ReduceOp.MIN: torch.amin,
     ReduceOp.MAX: torch.amax,
     ReduceOp.PRODUCT: torch.prod,

@@ -32,7 +32,7 @@ from raydist.core.errors import (
     RaydistError,
     UnavailableError,
 )
-from raydist.core.fork_guard import never_free, note_inherited
+from raydist.core.fork_guard import never_free, register_after_fork
 
 _KINDS: dict[str, type[RaydistError]] = {
     kind.__name__: kind for kind in (CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError)
@@ -175,9 +175,9 @@ class RendezvousStore:
     def __init__(self, host: str = _LOOPBACK) -> None:
         self.host = host
         self._server: TCPStore | None = None
-        note_inherited(self)
+        register_after_fork(self)
 
-    def became_a_copy(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Keep a forked child, in which no server thread runs, from freeing the server."""
         never_free(self._server)
 

@@ -17,11 +17,11 @@ def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) ->
     """Raise InvalidArgumentError unless the arguments of `strategy.run` are valid."""
     if not callable(fn):
         raise InvalidArgumentError(
-            f"strategy.run needs a function, got {fn!r:.80}. Give the function itself and its arguments as args."
+            f"strategy.run needs a function, got {fn!r:.80}. Give the function itself, and its arguments as args."
         )
     if not isinstance(args, tuple | list):
         raise InvalidArgumentError(
-            f"args must be a tuple of the function's arguments, got {type(args).__name__}. For one: args=(batch,)."
+            f"args must be a tuple of the function's arguments, got {type(args).__name__}. Give args=(batch,)."
         )
     if not (kwargs is None or isinstance(kwargs, Mapping)):
         raise InvalidArgumentError(f"kwargs must be a dict of the function's named arguments, got {kwargs!r:.80}.")
@@ -31,13 +31,13 @@ def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) ->
     for arg in args:
         if isinstance(arg, whole):
             raise InvalidArgumentError(
-                "A step takes batches or an iterator, got a DistributedDataset. Give args=(iter(dataset),) to loop "
-                "inside."
+                "A step needs batches or an iterator, got a DistributedDataset. Give args=(iter(dataset),), and draw "
+                "batches inside the step."
             )
 
 
 def plain_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a step, with the value itself in place of each `rd.Replicated`.
+    """Return the arguments of a step, with each `rd.Replicated` replaced by its value.
 
     >>> plain_call([1, {"weights": rd.Replicated(2)}], None)
     ((1, {'weights': 2}), {})
@@ -54,23 +54,23 @@ def _plain(leaf: Any) -> Any:
 
 @functools.cache
 def _distributed_dataset() -> type:
-    from raydist.distributed_dataset import DistributedDataset  # not imported by replicas, which do not need it
+    from raydist.distributed_dataset import DistributedDataset  # imported here, because replicas do not need it
 
     return DistributedDataset
 
 
-def advise(error: BaseException) -> None:
-    """Add a note to an error of a step, if raydist knows a remedy that the message does not name.
+def add_hint(error: BaseException) -> None:
+    """Add a note to an error of a step if raydist knows a fix that the message does not name.
 
     >>> error = ValueError("Default process group has not been initialized, please make sure to call it.")
-    >>> advise(error)
-    >>> error.__notes__[0][:66]
-    'Replicas meet in groups of their own, torch.distributed has none: '
+    >>> add_hint(error)
+    >>> error.__notes__[0][:45]
+    'raydist does not initialize torch.distributed'
     """
     if "process group has not been initialized" in message_of(error):
         annotate(
             error,
-            "Replicas meet in groups of their own, torch.distributed has none: use rd.get_replica_context().all_reduce "
-            "or all_gather. Gradients are reduced without any call (no DistributedDataParallel around the "
-            "model). A process group that a step wants to have besides, it must open itself.",
+            "raydist does not initialize torch.distributed: replicas have process groups of raydist. Use "
+            "rd.get_replica_context().all_reduce or all_gather. raydist reduces gradients itself, so put no "
+            "DistributedDataParallel around the model. A step that needs torch.distributed must initialize it.",
         )

@@ -1,4 +1,4 @@
-"""Values and datasets of which each worker has its own: log entries tell the workers how to make them."""
+"""Per-worker values and datasets. A log entry sends the workers a function, with which each worker makes its own."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.link import PipelineLink
     from raydist.coordinator.coordinator import Coordinator
 
-_ONLY_SCHEDULED = (
-    "is on the workers, each of which has its own: give it to coordinator.schedule in args, and use it in the function."
+_ONLY_ON_WORKERS = (
+    "exists only on the workers. Give it to coordinator.schedule in args, and use it in the scheduled function."
 )
 
 
 class PerWorkerValue:
-    """A value of which each worker has its own. It is an argument of `schedule`, and nothing else."""
+    """A value that each worker makes for itself. The driver can only pass it to `schedule` as an argument."""
 
     __nest_leaf__ = True
 
@@ -44,7 +44,7 @@ class PerWorkerValue:
         self._keep = keep
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidArgumentError(f"A {type(self).__name__} {_ONLY_SCHEDULED} It was to be pickled.")
+        raise InvalidArgumentError(f"A {type(self).__name__} {_ONLY_ON_WORKERS} It cannot be pickled.")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -52,20 +52,20 @@ class PerWorkerValue:
 
 @final
 class PerWorkerIterator(PerWorkerValue):
-    """An iterator on each worker over its dataset: an argument of `schedule`, in which the function calls `next`.
+    """An iterator on each worker over the worker's dataset. Pass it to `schedule`; the scheduled function calls `next`.
 
-    When the data of a worker ends, `next` there raises StopIteration; if the function lets it escape, it becomes an
-    OutOfRangeError, which `join` raises. When a worker dies, its replacement goes on with the batch after
-    the last one of the closures that it had finished.
+    When the data of a worker ends, `next` raises StopIteration on that worker. If the function does not catch the
+    StopIteration, `join` raises an OutOfRangeError. When a worker dies, its replacement continues after the last batch
+    of the closures that the dead worker had finished.
 
     Source: the iterators of tf.distribute.coordinator.ClusterCoordinator.create_per_worker_dataset.
     """
 
     def __next__(self) -> NoReturn:
-        raise FailedPreconditionError(f"A per-worker iterator {_ONLY_SCHEDULED}")
+        raise FailedPreconditionError(f"A per-worker iterator {_ONLY_ON_WORKERS}")
 
     def __iter__(self) -> NoReturn:
-        raise FailedPreconditionError(f"A per-worker iterator {_ONLY_SCHEDULED}")
+        raise FailedPreconditionError(f"A per-worker iterator {_ONLY_ON_WORKERS}")
 
 
 @final
@@ -94,14 +94,14 @@ def _open_iterator(
     drawn: int,
     generation: int,
 ) -> ReplicaIterator:
-    """Return a worker's iterator, on the worker. The worker opens its pass itself, so a restarted worker has a new one.
+    """Open an epoch for this worker, and return an iterator over it. Runs on the worker after each of its starts.
 
     Args:
-        link: The connection to the actor that runs the pass.
-        jobs: The job of each worker's pass, from the beginning.
+        link: The connection to the actor that runs the epoch.
+        jobs: The job of each worker's epoch, from the beginning.
         ops: The dataset of each worker.
-        context: Tells which worker this is.
-        drawn: Number of batches to leave out.
+        context: Contains the number of this worker.
+        drawn: Number of batches to skip.
         generation: Number of earlier starts of the worker.
     """
     worker = context.input_pipeline_id
@@ -116,12 +116,12 @@ def _open_iterator(
 
 
 def _open_dynamic_iterator(link: PipelineLink, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
-    """Return a worker's iterator over a pass whose splits go to whichever worker asks first."""
+    """Return an iterator over an epoch of all workers, in which each split goes to the worker that asks first."""
     return ReplicaIterator(DynamicShardingLink(link, (context.input_pipeline_id, generation)), held=True)
 
 
 def _make_value(fn: Callable[..., Any], context: InputContext, drawn: int, generation: int) -> Any:
-    return _called(fn, context)
+    return _call_with_context(fn, context)
 
 
 _SHARDINGS = (None, "static", "dynamic")
@@ -132,8 +132,10 @@ class PerWorkerInput:
     """Per-worker values and datasets of one strategy.
 
     Args:
+        num_workers: Returns the number of workers.
         coordinator: Returns the coordinator; starts the workers if there are none.
         pipelines: Returns the input pipelines.
+        timeouts: The limits of waits of the input pipelines.
     """
 
     def __init__(
@@ -151,10 +153,13 @@ class PerWorkerInput:
         self._living: weakref.WeakValueDictionary[str, PerWorkerValue] = weakref.WeakValueDictionary()
         self._dropped: collections.deque[str] = collections.deque()
         self._links: dict[str, PipelineLink] = {}
-        self._listens = False
+        self._is_registered = False  # the coordinator calls `_give_back` when a worker dies
 
     def injected(self) -> dict[str, Any]:
-        """Return the values that functions may use on every worker, by name. Workers drop collected values."""
+        """Return the values that functions may use on every worker, by name.
+
+        Also tell the workers to drop the values that the driver no longer references.
+        """
         if self._dropped:
             names = tuple(self._dropped.popleft() for _ in range(len(self._dropped)))
             self._coordinator().record(LogEntry(dropped=names))
@@ -195,7 +200,7 @@ class PerWorkerInput:
         return iterator
 
     def _begin_dynamic(self, dataset: Dataset, options: InputOptions, seed: int, epoch: int) -> PerWorkerIterator:
-        """Return an iterator over one pass that gives splits to workers as they ask for them."""
+        """Return an iterator over one epoch of all workers, which gives each worker a split when the worker asks."""
         name = f"iterator-{next(self._numbers)}"
         link = self._pipelines().link_to_epochs(on_host=options.on_host)
         label = f"epoch {epoch} of the dataset that all workers share"
@@ -207,23 +212,24 @@ class PerWorkerInput:
         return iterator
 
     def _give_back(self, worker: int, generation: int, used: Mapping[str, int]) -> None:
-        """Give the unused splits of a dead worker to the others."""
+        """Return the unused splits of a dead worker to their epochs, which give them to other workers."""
         for name, link in list(self._links.items()):
             link.give_back_splits((worker, generation), used.get(name, 0))
 
     def _announce(self, value: PerWorkerValue, maker: Any) -> None:
+        """Send the workers the function that makes this value."""
         try:
             pickled = cloudpickle.dumps(maker)
         except Exception as error:
             raise InvalidArgumentError(
-                f"What workers are to make must be picklable, with the functions in it: {type(error).__name__}: "
-                f"{error}. Open files and connections inside the function."
+                f"Per-worker values and datasets, and the functions in them, must be picklable, got "
+                f"{type(error).__name__}: {error}. Open files and connections inside the function."
             ) from error
         coordinator = self._coordinator()
-        if not self._listens:
-            self._listens = True
-            # The coordinator's thread outlives a dropped strategy, and must not keep it alive.
-            coordinator.when_lost(functools.partial(_tell_living, weakref.WeakMethod(self._give_back)))
+        if not self._is_registered:
+            self._is_registered = True
+            # The thread of the coordinator may outlive the strategy, and must not keep the strategy alive.
+            coordinator.when_lost(functools.partial(_call_if_alive, weakref.WeakMethod(self._give_back)))
         coordinator.record(LogEntry(values=((value.name, pickled),)))
         self._living[value.name] = value
         weakref.finalize(value, self._dropped.append, value.name)
@@ -233,14 +239,15 @@ def _end_epoch(links: dict[str, PipelineLink], name: str) -> None:
     links.pop(name).abandon()
 
 
-def _tell_living(method: weakref.WeakMethod[Callable[..., None]], *told: Any) -> None:
+def _call_if_alive(method: weakref.WeakMethod[Callable[..., None]], *args: Any) -> None:
+    """Call a method if its object still exists."""
     found = method()
     if found is not None:
-        found(*told)
+        found(*args)
 
 
 def _seeds_of(datasets: Sequence[Dataset], *, same: bool) -> list[int]:
-    """Return the seed of each worker's dataset: the same for shards of one dataset, which must agree on its order."""
+    """Return the seed of each worker's dataset. Shards of one dataset need the same seed, to agree on its order."""
     drawn = [draw_seed() for _ in datasets]
     given = [each.options().seed for each in datasets]
     return [drawn[0 if same else place] if seed is None else seed for place, seed in enumerate(given)]
@@ -266,20 +273,20 @@ def _datasets_of(dataset: Any, sharding: str | None, num_workers: int) -> list[D
         for worker in range(num_workers)
     ]
     if isinstance(dataset, Dataset):
-        return [_part_of(dataset, context) for context in contexts]
+        return [_shard_of(dataset, context) for context in contexts]
     if not callable(dataset):
         raise SpecError(
-            f"A per-worker dataset is made of an rd.Dataset, or of a function that gives one, got "
-            f"{type(dataset).__name__}. Give the dataset itself, not what distribute_dataset made of it."
+            f"create_per_worker_dataset needs an rd.Dataset, or a function that returns one, got "
+            f"{type(dataset).__name__}. Give the dataset itself, not the result of distribute_dataset."
         )
-    found = [_called(dataset, context) for context in contexts]
+    found = [_call_with_context(dataset, context) for context in contexts]
     wrong = next((each for each in found if not isinstance(each, Dataset)), None)
     if wrong is not None:
         raise SpecError(f"The function must return an rd.Dataset, got {type(wrong).__name__}.")
     return found
 
 
-def _part_of(dataset: Dataset, context: InputContext) -> Dataset:
+def _shard_of(dataset: Dataset, context: InputContext) -> Dataset:
     count, number = context.num_input_pipelines, context.input_pipeline_id
     if count == 1:
         return dataset
@@ -289,12 +296,12 @@ def _part_of(dataset: Dataset, context: InputContext) -> Dataset:
     return dataset.shard(count, number)
 
 
-def _called(fn: Callable[..., Any], context: InputContext) -> Any:
+def _call_with_context(fn: Callable[..., Any], context: InputContext) -> Any:
     """Call the function, with the context if it takes an argument."""
     try:
         inspect.signature(fn).bind(context)
     except TypeError:
         return fn()
-    except ValueError:  # of a callable without a signature
+    except ValueError:  # the callable has no signature
         return fn(context)
     return fn(context)

@@ -32,10 +32,10 @@ _DRIVER = Sender(-1, 0)
 
 @final
 class PsServers:
-    """A `ServerSide` of started server actors. Threads may share it.
+    """A `ServerSide` that talks to running server actors. Threads may share this object.
 
     Args:
-        partitioner: Splits variables; None: every variable stays whole.
+        partitioner: Splits variables into slices; None to keep every variable whole.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class PsServers:
         self._partitioner = partitioner
         self._prefetch_pulls = prefetch_pulls
         self._timeout_s = timeout_s
-        self._loads = [0] * len(servers.names)
+        self._loads = [0] * len(servers.names)  # bytes of variables on each server
         self._next_slice = 0
         self._placed: dict[int, list[PsSlice]] = {}
         self._client = ServerClient(self._connections, _DRIVER, timeout_s=timeout_s)
-        self._asking = threading.Lock()
+        self._client_lock = threading.Lock()
 
     def setup_of(self, worker: int, generation: int) -> ReplicaSetup:
         rules = PsVariables(
@@ -85,44 +85,44 @@ class PsServers:
         for part in parts:
             self._loads[part.server] -= part.num_bytes
         numbers = tuple(part.number for part in parts)
-        with self._asking:
+        with self._client_lock:
             self._client.ask_all(DropObjects(numbers, tuple(handles)))
 
     def fence(self, worker: int, generation: int) -> None:
-        with self._asking:
+        with self._client_lock:
             answers = self._client.ask_all(FenceWorker(Sender(worker, generation)))
-            if answers[0].completes:  # the worker was part of a step: nobody may wait for what it did not push
+            if answers[0].completes:  # the worker was part of a step, which must not wait for the worker's gradients
                 self._client.ask_all(DropArrival(Sender(worker, generation), answers[0].step, answers[0].completes))
 
     def finish(self) -> None:
         if self._consistency == "async":
             return
-        with self._asking:
+        with self._client_lock:
             answer = self._client.ask(0, Finish())
             if answer.completes:
                 self._client.ask_all(Finish(answer.step, answer.completes))
 
     def saved(self, token: str) -> list[Any]:
         """Return the state of a save on each server; see `ServerSaver.report`."""
-        with self._asking:
+        with self._client_lock:
             return [answer.value for answer in self._client.ask_all(SaveReport(token))]
 
     def restored(self, token: str) -> list[Any]:
         """Return the state of a restore on each server; see `ServerRestorer.report`."""
-        with self._asking:
+        with self._client_lock:
             return [answer.value for answer in self._client.ask_all(ReadReport(token))]
 
     def commit_restore(self, token: str) -> tuple[int, ...]:
-        """Make every server use the values that it has read; returns the versions of its values afterwards."""
-        with self._asking:
+        """Make every server use the values that it has read. Return the version of each server's values afterwards."""
+        with self._client_lock:
             return tuple(answer.version for answer in self._client.ask_all(CommitRestore(token)))
 
     def discard_restore(self) -> None:
-        """Make every server drop what it has read."""
-        with self._asking:
+        """Make every server drop the values that it has read."""
+        with self._client_lock:
             self._client.ask_all(DiscardRestore())
 
     def statistics(self) -> list[ServerStats]:
         """Return the statistics of each server."""
-        with self._asking:
+        with self._client_lock:
             return [answer.value for answer in self._client.ask_all(Statistics())]

@@ -1,4 +1,4 @@
-"""The result of a closure, which may still be computed."""
+"""The future result of a closure."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
     from raydist.coordinator.closures import Closure
     from raydist.coordinator.coordinator import Coordinator
 
-_NO_NUMBER = "Use strategy.reduce(rd.ReduceOp.MEAN, value), coordinator.fetch(value) or value.get()."
+_HOW_TO_READ = "Use strategy.reduce(rd.ReduceOp.MEAN, value), coordinator.fetch(value) or value.get()."
 
 
 class RemoteValue(NoNumber):
     """The future result of a closure, returned by `schedule`, and by `run` under a `ParameterServerStrategy`.
 
-    It stays readable when the worker that computed it is gone. It is no number, and no argument of another closure:
-    read it first, by `get`, `coordinator.fetch`, `strategy.reduce`, `gather` or `local_results`. Parts of a nest are
-    taken by their key (`value["loss"]`), or all at once (`loss, accuracy = value`), which waits.
+    A RemoteValue stays readable after the worker that computed it has died. A RemoteValue is not a number, and cannot
+    be an argument of another closure: read it first with `get`, `coordinator.fetch`, `strategy.reduce`, `gather` or
+    `local_results`. If the result is a nest, `value["loss"]` is the RemoteValue of one part. Unpacking
+    (`loss, accuracy = value`) waits for the result.
 
     Made by :meth:`ClusterCoordinator.schedule`.
 
     Args:
         coordinator: The coordinator that waits for the closure.
         closure: The function call.
-        path: The keys of the part of the result that this object stands for.
+        path: The keys that lead to one part of the result; empty for the whole result.
 
     Source: tf.distribute.experimental.coordinator.RemoteValue.
     """
@@ -44,7 +45,7 @@ class RemoteValue(NoNumber):
     @final
     @property
     def done(self) -> bool:
-        """True once the closure has ended; never blocks.
+        """True once the closure has ended. Never blocks.
 
         Source: raydist's own; tf.distribute.experimental.coordinator.RemoteValue has none.
         """
@@ -55,13 +56,13 @@ class RemoteValue(NoNumber):
     def get(self) -> Any:
         """Return the nest that the function returned, with tensors on the CPU.
 
-        Blocking: until the closure has ended (limit: `Timeouts.step_s` without any closure ending).
+        Blocking: until the closure has ended. Raises if no closure at all ends for `Timeouts.step_s`.
 
         Returns:
-            The function's return value; the same tensors each time.
+            The function's return value. Each call returns the same tensors.
 
         Raises:
-            Exception: What the closure raised, of its own type.
+            Exception: The error that the closure raised, with its own type.
             CancelledError: The closure was cancelled, because an earlier one failed: schedule it again.
             UnavailableError: No worker is left, or the strategy was closed before the closure was done.
 
@@ -88,21 +89,21 @@ class RemoteValue(NoNumber):
 
     @folded
     def __repr__(self) -> str:
-        return f"RemoteValue({self.get()!r})"  # waits: printing is reading
+        return f"RemoteValue({self.get()!r})"  # printing waits for the result
 
     def __reduce__(self) -> NoReturn:
         raise InvalidArgumentError(
-            "A RemoteValue can't be an argument of a closure, nor be reached by its function, or be pickled. Fetch it "
-            "first: value.get(), or coordinator.fetch(value)."
+            "A RemoteValue can't be an argument of a closure, can't be used in a closure's function, and can't be "
+            "pickled. Fetch it first: value.get(), or coordinator.fetch(value)."
         )
 
     def __getattr__(self, name: str) -> Any:
-        hint = "" if name.startswith("_") else f" {_NO_NUMBER}"
+        hint = "" if name.startswith("_") else f" {_HOW_TO_READ}"
         raise AttributeError(f"'RemoteValue' object has no attribute {name!r}.{hint}", name=name, obj=self)
 
     @staticmethod
     def _refusal() -> str:
-        return f"A RemoteValue is no number and has no truth value. {_NO_NUMBER}"
+        return f"A RemoteValue is not a number and has no truth value. {_HOW_TO_READ}"
 
     @folded
     def __format__(self, spec: str) -> str:
@@ -110,12 +111,12 @@ class RemoteValue(NoNumber):
 
     @classmethod
     def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
-        """Reject torch functions, which need a tensor."""
-        raise InvalidArgumentError(f"{getattr(function, '__name__', function)} of torch takes tensors. {_NO_NUMBER}")
+        """Raise InvalidArgumentError: torch functions need tensors."""
+        raise InvalidArgumentError(f"torch's {getattr(function, '__name__', function)} needs tensors. {_HOW_TO_READ}")
 
 
 def fetched(values: Any) -> Any:
-    """Return a nest (lists included) with the value of each RemoteValue."""
+    """Return a nest with each RemoteValue, also in lists, replaced by its value."""
     if isinstance(values, RemoteValue):
         return values.get()
     if type(values) is list:
@@ -124,7 +125,7 @@ def fetched(values: Any) -> Any:
 
 
 def holds_remote(values: Any) -> bool:
-    """Return True if a nest (lists included) contains a RemoteValue."""
+    """Return True if a nest contains a RemoteValue, also in a list."""
     if type(values) is list:
         return any(map(holds_remote, values))
     leaves = leaves_in(values)

@@ -1,4 +1,4 @@
-"""The process that owns an object: a forked child has a copy of it, without its threads and connections."""
+"""Protection of objects after a fork: a forked child has copies of them, but not their threads and connections."""
 
 from __future__ import annotations
 
@@ -40,50 +40,50 @@ class OwningProcess:
         """Raise FailedPreconditionError in a forked child, which lacks the object's threads and connections."""
         if os.getpid() != self._pid:
             raise FailedPreconditionError(
-                f"{self._what} must be {doing} by the process that made it ({self._pid}), this is its forked child "
-                f"{os.getpid()}, which has neither its threads nor its connections. Make a new one in the child, or "
-                'start the child with the method "spawn".'
+                f"{self._what} must be {doing} by the process that made it ({self._pid}), but this is its forked child "
+                f"{os.getpid()}. A forked child has none of its parent's threads and connections. Make a new one in "
+                'the child, or start the child with the method "spawn".'
             )
 
 
-class Inherited(Protocol):
-    """An object that is told when it is a copy in a forked child."""
+class ForkAware(Protocol):
+    """An object with a method that a forked child calls after the fork."""
 
-    def became_a_copy(self) -> None:
-        """Stop working: this is the forked child."""
+    def after_fork_in_child(self) -> None:
+        """Drop the state that belongs to the parent process."""
 
 
 @final
-class _CopiesInChildren:
-    """The objects to tell in a forked child that they are copies."""
+class _ForkAwareObjects:
+    """The objects of which a forked child calls `after_fork_in_child`."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakSet[Inherited] = weakref.WeakSet()
-        os.register_at_fork(after_in_child=self._tell)
+        self._objects: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+        os.register_at_fork(after_in_child=self._call_all)
 
-    def add(self, thing: Inherited) -> None:
-        self._known.add(thing)
+    def add(self, obj: ForkAware) -> None:
+        self._objects.add(obj)
 
-    def _tell(self) -> None:
-        for thing in tuple(self._known):
-            thing.became_a_copy()
-
-
-_copies = _CopiesInChildren()  # one per process: callbacks for forks cannot be unregistered
+    def _call_all(self) -> None:
+        for obj in tuple(self._objects):
+            obj.after_fork_in_child()
 
 
-def note_inherited(thing: Inherited) -> None:
-    """Tell `thing` in forked children that it is a copy, which saves a check of the process id at each use."""
-    _copies.add(thing)
+_fork_aware = _ForkAwareObjects()  # one per process: callbacks for forks cannot be unregistered
 
 
-def never_free(thing: object) -> None:
+def register_after_fork(obj: ForkAware) -> None:
+    """Call `obj.after_fork_in_child` in each forked child. `obj` then need not check the process id at each use."""
+    _fork_aware.add(obj)
+
+
+def never_free(obj: object) -> None:
     """Keep a C++ object alive in a forked child: its destructor would need threads of the parent."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
 
 
 def call_here(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
-    """Call a user's function; a child that the function forks does not return from here.
+    """Call a user's function. If the function forks, end the child process when the function returns in the child.
 
     >>> call_here(max, 2, 3)
     3
@@ -100,11 +100,11 @@ def call_here(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
 
 
 def end_forked_child(pid: int, error: BaseException | None = None) -> None:
-    """End this process if it is not `pid`: a user's function has forked, and the child returns to its caller.
+    """End this process if it is a child that a user's function has forked. The child must not run the caller's code.
 
     Args:
-        pid: The process in which the function was called.
-        error: The error of the function, which is printed: nothing else reports it.
+        pid: The process that called the function. Any other process ends.
+        error: The error that the function raised. It is printed, because nothing else reports it.
     """
     if os.getpid() == pid:
         return

@@ -1,4 +1,4 @@
-"""One process's connections to all servers, and the rows and slices that it reads and writes through them."""
+"""The parameter server client of one process: it sends requests, and reads and writes slices and rows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 class Ask:
     """A request to one server."""
 
-    request: ServerRequest  # the request
+    request: ServerRequest  # the request without tensors
     tensors: Sequence[torch.Tensor] = ()  # see `ServerConnection.ask`
-    # targets of the values that a `Pull`, or the `pull` of a `Push`, requests, in the order of the request
+    # tensors that get the values of a `Pull`, or of the `pull` of a `Push`, in the order of the request
     into: Targets | None = None
     answer_bytes: int = 0  # see `ServerConnection.ask`; 0: the size of `into`
 
@@ -57,7 +57,7 @@ class ServerClient:
         self._timeout_s = timeout_s
 
     def exchange(self, asks: Mapping[int, Ask]) -> Answers:
-        """Send requests to servers, by number; wait for all, copy values to their targets, and return the answers."""
+        """Send a request to each server in `asks`, wait for all answers, and copy values to their targets."""
         asked = {
             server: self._connections[server].ask(ask.request, ask.tensors, ask.answer_bytes or _num_bytes(ask.into))
             for server, ask in asks.items()
@@ -86,11 +86,11 @@ class ServerClient:
         return [answers[server][0] for server in range(self.num_servers)]
 
     def read(self, wanted: Mapping[int, Targets], unless: Mapping[int, int] | None = None) -> dict[int, ServerAnswer]:
-        """Copy present values, from each server all of one version, without waiting for any step.
+        """Copy the current values of slices, without waiting for a step. All values of one server have one version.
 
         Args:
             wanted: By server, the targets of slices.
-            unless: By server, the version held already: nothing is copied if the server still has this version.
+            unless: By server, the version that the caller has. A server that still has this version sends no values.
 
         Returns:
             By server, an answer with the version of the values.
@@ -104,10 +104,11 @@ class ServerClient:
         return {server: answer for server, (answer, _) in self.exchange(asks).items()}
 
     def read_step(self, wanted: Mapping[int, Targets], at_least: int) -> dict[int, ServerAnswer]:
-        """Copy values like `read`, but of one synchronous step, the same on all servers.
+        """Copy the values of slices like `read`, but with the values of all servers from the same synchronous step.
 
         Args:
-            wanted: By server, the targets of slices. The call waits for all servers.
+            wanted: By server, the targets of slices. The call waits for all servers, also for those without targets.
+            at_least: Number of the earliest step whose values the caller accepts.
         """
         answers: Answers = {}
         waiting = list(range(self.num_servers))
@@ -115,8 +116,8 @@ class ServerClient:
         while waiting:
             if time.monotonic() > end:
                 raise DeadlineExceededError(
-                    f"Servers must rest for as long as it takes to read one step from all of them, but went on for "
-                    f"{self._timeout_s:g} s. Let steps take longer, or use one server."
+                    f"All servers must be at the same step while a client reads their values, but new steps ended for "
+                    f"{self._timeout_s:g} s. Make steps take longer, or use one server."
                 )
             pulls = {
                 server: Pull(tuple(wanted.get(server, ())), self.sender, at_least_step=at_least) for server in waiting
@@ -133,7 +134,7 @@ class ServerClient:
 
 @final
 class PsRows:
-    """The access to rows on servers (a `RowAccess`), for one thread.
+    """A `RowAccess` to rows on servers, for one thread.
 
     Args:
         handle_of: Returns the handle of a parameter that stands for a table; None if the servers do not have the table.
@@ -179,33 +180,33 @@ class PsRows:
         handle, spec = self._handle_of(weight), spec_of(weight)
         if handle is None or spec is None:
             raise FailedPreconditionError(
-                "A ShardedEmbedding must be made under the scope of the strategy that runs the step, this one is not "
-                "known to its servers. Create it inside `with strategy.scope():`."
+                "A ShardedEmbedding must be made under the scope of the strategy that runs the step, but the servers "
+                "of this strategy do not know it. Create it inside `with strategy.scope():`."
             )
         return handle, spec
 
 
 def rows_by_server(
-    spec: EmbeddingTableSpec, rows: torch.Tensor, num_servers: int, *, everybody: bool = False
+    spec: EmbeddingTableSpec, rows: torch.Tensor, num_servers: int, *, all_servers: bool = False
 ) -> dict[int, torch.Tensor | slice]:
-    """Return the positions of each server's rows; of all servers with `everybody`, else of servers that have some."""
+    """Return the positions of each server's rows in `rows`. Omit servers without rows, unless `all_servers`."""
     if num_servers == 1:
         return {0: slice(None)}
     owners = spec.servers_of(rows, num_servers)
     found: dict[int, torch.Tensor | slice] = {}
     for server in range(num_servers):
         places = torch.nonzero(owners == server).reshape(-1)
-        if len(places) or everybody:
+        if len(places) or all_servers:
             found[server] = places
     return found
 
 
 @final
 class PlacedVariables:
-    """The objects of one worker and their places on the servers, for saves and restores.
+    """The variables and optimizers of one worker, and their slices on the servers, for saves and restores.
 
     Args:
-        read_states: Reads the servers' states of optimizers into this worker's.
+        read_states: Copies optimizer states from the servers into this worker's optimizers.
     """
 
     def __init__(
@@ -225,8 +226,9 @@ class PlacedVariables:
     def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[PsSlice, ...]]:
         """Return, by name, the slices of the tensors that are variables, in the order of their rows.
 
-        A `state_dict` has detached variables, which are found by their memory: no two variables share memory. A
-        variable without elements has no memory, and is found only as the variable itself: optimizers have states of it.
+        A `state_dict` has detached variables. This function finds a detached variable by its memory, which no two
+        variables share. A variable without elements has no memory. This function finds it only if `tensors` has the
+        variable itself, which is enough for optimizer states.
         """
         variables = {handle: obj for handle in self._table if (obj := self._get(handle)) is not None}
         held = {obj.data_ptr(): handle for handle, obj in variables.items()}
@@ -236,11 +238,11 @@ class PlacedVariables:
     def _handle_in(
         self, tensor: torch.Tensor, held: Mapping[int, int], variables: Mapping[int, torch.Tensor]
     ) -> int | None:
-        """Return the handle of the variable that a tensor is, or is detached from."""
+        """Return the handle of a tensor that is a variable, or that is detached from a variable; None for others."""
         handle = self._handle_of(tensor)
         if handle is None:
             handle = held.get(tensor.data_ptr())
-            return handle if handle is not None and _shows(tensor, variables[handle]) else None
+            return handle if handle is not None and _is_detached_from(variables[handle], tensor) else None
         return handle if handle in variables else None
 
     def handle_of(self, obj: torch.optim.Optimizer | torch.Tensor) -> int:
@@ -253,6 +255,6 @@ class PlacedVariables:
         return handle
 
 
-def _shows(tensor: torch.Tensor, held: torch.Tensor) -> bool:
-    same = tensor.data_ptr() == held.data_ptr() and tensor.dtype == held.dtype
-    return same and tensor.numel() > 0 and tensor.shape == held.shape and tensor.stride() == held.stride()
+def _is_detached_from(variable: torch.Tensor, tensor: torch.Tensor) -> bool:
+    same = tensor.data_ptr() == variable.data_ptr() and tensor.dtype == variable.dtype
+    return same and tensor.numel() > 0 and tensor.shape == variable.shape and tensor.stride() == variable.stride()

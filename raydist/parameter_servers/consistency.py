@@ -1,4 +1,4 @@
-"""The consistency models of a parameter server strategy: how far workers may run apart."""
+"""The consistency models of a parameter server strategy, which limit how far a worker may run ahead of others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class BoundedStaleness:
     A worker's clock counts the closures that it has finished since the queue of closures was last empty. A worker
     begins a closure only if its clock is at most `max_clocks` ahead of the smallest clock of all living workers that
     have work. So a worker whose clock is c reads parameters that hold the updates of at least the first
-    c - `max_clocks` closures of every other worker. With 0 each worker does one closure before any begins the next. A
-    worker that starts later, or again after it has died, starts at the smallest clock.
+    c - `max_clocks` closures of every other worker. With 0, no worker begins its next closure before all workers have
+    finished their current one. A worker that starts later, or that restarts after its death, starts at the smallest
+    clock.
 
     Args:
         max_clocks: Number of closures, >= 0.
 
     Raises:
-        InvalidArgumentError: `max_clocks` is no int >= 0.
+        InvalidArgumentError: `max_clocks` is not an int >= 0.
 
     Source: none in tf.distribute; Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
     Server", 2013.
@@ -48,10 +49,10 @@ class SyncWithBackups:
     the dropped gradients.
 
     Args:
-        num_backups: Number of workers for which no step waits.
+        num_backups: Number of workers whose gradients a step does not wait for.
 
     Raises:
-        InvalidArgumentError: `num_backups` is no int >= 0.
+        InvalidArgumentError: `num_backups` is not an int >= 0.
 
     Source: tf.compat.v1.train.SyncReplicasOptimizer (`replicas_to_aggregate`); Chen et al., "Revisiting Distributed
     Synchronous SGD", 2016.

@@ -1,7 +1,8 @@
-"""Optimizers of a user's class over a server's tensors, and the check that servers can apply them.
+"""Optimizers of a user's class for the tensors of a parameter server, and the check that servers can use the class.
 
-Servers step their slices of a variable independently, so an optimizer must be elementwise. The check is a trial: it
-steps a small parameter as a whole, and in two parts by two independent optimizers, and compares.
+Each server steps its slices of a variable independently, so an optimizer must be elementwise. The check is a trial: one
+optimizer steps a small parameter, two other optimizers step two parts of the same parameter, and the results must be
+equal.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _NOT_OPTIONS = ("params", "param_names")
 def bare_optimizer(
     kind: type[torch.optim.Optimizer], groups: Sequence[tuple[Mapping[str, Any], Sequence[torch.Tensor]]]
 ) -> torch.optim.Optimizer:
-    """Return an optimizer with empty state, made as torch makes one from a pickle.
+    """Make an optimizer with empty state without calling its constructor, as unpickling does.
 
     Args:
-        groups: Options and tensors of each of its `param_groups`; tensors need not require gradients.
+        groups: Options and tensors of each parameter group. The tensors need not require gradients.
     """
     param_groups = [{"params": list(tensors), **server_options(options)} for options, tensors in groups]
     defaults = server_options(groups[0][0]) if groups else {}
@@ -40,7 +41,7 @@ def is_of_torch(kind: type[torch.optim.Optimizer]) -> bool:
 
 
 def step_bare(optimizer: torch.optim.Optimizer) -> None:
-    """Step on the gradients of the optimizer's tensors. Indices of sparse gradients are not checked again."""
+    """Do one step of the optimizer with the gradients of its tensors. Does not check indices of sparse gradients."""
     with torch.sparse.check_sparse_tensor_invariants(False):  # set explicitly, so that torch does not warn
         if isinstance(optimizer, torch.optim.Adagrad):
             _begin_adagrad(optimizer)
@@ -48,12 +49,12 @@ def step_bare(optimizer: torch.optim.Optimizer) -> None:
             optimizer.step()
             return
         with torch.no_grad():
-            # torch's wrapper of `step` handles differentiable steps; for these it imports its compiler: 2 to 8 s.
+            # torch's wrapper of `step`, for differentiable steps, would import torch's compiler, which takes 2 to 8 s.
             inspect.unwrap(type(optimizer).step)(optimizer)
 
 
 def _begin_adagrad(optimizer: torch.optim.Adagrad) -> None:
-    """Set the initial state of new tensors as the constructor would: torch 2.11 sets it nowhere else."""
+    """Set the initial state of tensors without state. torch 2.11 sets it only in the constructor."""
     start = optimizer.defaults.get("initial_accumulator_value", 0)
     for group in optimizer.param_groups:
         for value in group["params"]:
@@ -62,9 +63,10 @@ def _begin_adagrad(optimizer: torch.optim.Adagrad) -> None:
 
 
 def may_fuse(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtypes: Iterable[torch.dtype]) -> bool:
-    """Return True if torch has a fused kernel for this optimizer's step, and the user asked for no other kernel.
+    """Return True if torch has a fused kernel for this optimizer's step, and the options do not demand another one.
 
-    2 million parameters on one core: Adam 2.3 ms instead of 18, Adagrad 1.8 instead of 4.4, momentum 1.3 of 2.0.
+    Fused and unfused step of 2 million parameters on one core: Adam 2.3 and 18 ms, Adagrad 1.8 and 4.4 ms, SGD with
+    momentum 1.3 and 2.0 ms.
 
     >>> may_fuse(torch.optim.Adam, {"fused": None, "foreach": None}, [torch.float32])
     True
@@ -74,33 +76,33 @@ def may_fuse(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtyp
     return known and all(dtype in (torch.float32, torch.float64) for dtype in dtypes)
 
 
-def fits_one_pass(value: torch.Tensor, gradient: torch.Tensor, state: Mapping[str, Any]) -> bool:
-    """Return True if torch's fused kernel, which ignores strides, gives the result of its plain update here.
+def has_fused_layout(value: torch.Tensor, gradient: torch.Tensor, state: Mapping[str, Any]) -> bool:
+    """Return True if the layout of these tensors suits torch's fused kernel, which ignores strides.
 
     >>> value = torch.zeros(2, 3)
-    >>> fits_one_pass(value, torch.ones(2, 3), {"exp_avg": torch.ones(3, 2).t()})
+    >>> has_fused_layout(value, torch.ones(2, 3), {"exp_avg": torch.ones(3, 2).t()})
     False
     """
-    shape, dtype = value.shape, value.dtype  # read once: this function runs for every slice that is pushed
-    if not _lies_by_rows(gradient, shape, dtype):
+    shape, dtype = value.shape, value.dtype  # read once, because this function runs for every slice of every push
+    if not _is_contiguous_like(gradient, shape, dtype):
         return False
     for name, each in state.items():
         if each is None:
             continue
         if not isinstance(each, torch.Tensor):
             return False
-        if not (_lies_by_rows(each, shape, dtype) if name != "step" else each.dim() == 0):
+        if not (_is_contiguous_like(each, shape, dtype) if name != "step" else each.dim() == 0):
             return False
     return True
 
 
-def _lies_by_rows(tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> bool:
+def _is_contiguous_like(tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> bool:
     """Return True if the tensor is contiguous, and has this shape and dtype."""
     return tensor.dtype is dtype and tensor.shape == shape and tensor.layout is torch.strided and tensor.is_contiguous()
 
 
 def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's options for a server: tensors on the CPU, no CUDA graph capture.
+    """Return a group's options for a server: tensors on the CPU, no CUDA graph capture, no differentiable steps.
 
     >>> server_options({"lr": 0.1, "capturable": True, "params": []})
     {'lr': 0.1, 'capturable': False}
@@ -116,48 +118,48 @@ def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _ROWS, _COLUMNS = 6, 4
-_CUT = 2  # rows of the first part
+_FIRST_PART = 2  # rows of the first part
 _STEPS = 4
-_TOUCHED = torch.tensor([0, 1, 3, 4])  # rows that have a gradient in sparse trials
-_LEAST_LR = 1e-3  # a learning rate of 0 (a warm-up's first) would make everything equal
+_SPARSE_ROWS = torch.tensor([0, 1, 3, 4])  # rows that have a gradient in sparse trials
+_MIN_LR = 1e-3  # with a learning rate of 0, at the start of a warm-up, the trial would find no difference
 
 _Form = Literal["dense", "rows"]
 _Kind = type[torch.optim.Optimizer]
 
 
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Check that parameter servers can apply an optimizer. Takes some milliseconds."""
+    """Raise InvalidArgumentError if parameter servers cannot use an optimizer. Takes some milliseconds."""
     kind = type(optimizer)
     for group in optimizer.param_groups:
-        reason = why_not_elementwise(kind, group)
+        reason = reason_not_elementwise(kind, group)
         if reason is not None:
             raise InvalidArgumentError(
-                f"Optimizers must treat every element of a variable by itself under ParameterServerStrategy, because "
-                f"each server steps the rows that it has, but {kind.__name__} {reason}. Use torch.optim.SGD, Adagrad, "
-                "AdamW or another one that is elementwise, or MultiWorkerMirroredStrategy."
+                f"Optimizers must be elementwise under ParameterServerStrategy, because each server steps only its own "
+                f"rows of a variable, but {kind.__name__} {reason}. Use torch.optim.SGD, Adagrad, AdamW or another "
+                "elementwise optimizer, or MultiWorkerMirroredStrategy."
             )
 
 
-def why_not_elementwise(kind: _Kind, options: Mapping[str, Any]) -> str | None:
-    """Return the reason why servers cannot apply this class of optimizers, or None.
+def reason_not_elementwise(kind: _Kind, options: Mapping[str, Any]) -> str | None:
+    """Return the reason why servers cannot use this class of optimizers; None if they can.
 
-    >>> why_not_elementwise(torch.optim.LBFGS, {"lr": 1.0})
+    >>> reason_not_elementwise(torch.optim.LBFGS, {"lr": 1.0})
     'demands a closure in step()'
-    >>> why_not_elementwise(torch.optim.SGD, {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.0, "dampening": 0.0})
+    >>> reason_not_elementwise(torch.optim.SGD, {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.0, "dampening": 0.0})
     """
     if _demands_closure(kind):
         return "demands a closure in step()"
     tried = dict(options)
-    if "lr" in tried and float(tried["lr"]) < _LEAST_LR:
-        tried["lr"] = _LEAST_LR
+    if "lr" in tried and float(tried["lr"]) < _MIN_LR:
+        tried["lr"] = _MIN_LR
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            return _differs(kind, tried, "dense")
+            return _find_difference(kind, tried, "dense")
         except Exception as dense:
             try:
-                return _differs(kind, tried, "rows")
+                return _find_difference(kind, tried, "rows")
             except Exception:
-                return f"could not step a small parameter of its own ({type(dense).__name__}: {dense})"
+                return f"could not step a small parameter in a trial ({type(dense).__name__}: {dense})"
 
 
 def state_bytes_per_byte(kind: _Kind, options: Mapping[str, Any]) -> float:
@@ -168,10 +170,10 @@ def state_bytes_per_byte(kind: _Kind, options: Mapping[str, Any]) -> float:
     """
     forms: tuple[_Form, ...] = ("dense", "rows")
     for form in forms:
-        start, gradients = _example(form)
+        start, gradients = _make_trial(form)
         with contextlib.suppress(Exception):
-            parameter, memory = _stepped(kind, options, start, gradients[:1])
-            state = memory.get(parameter, {})
+            parameter, states = _step_copy(kind, options, start, gradients[:1])
+            state = states.get(parameter, {})
             held = [each for each in state.values() if isinstance(each, torch.Tensor) and each.shape == start.shape]
             return sum(each.nbytes for each in held) / start.nbytes
     return 0.0
@@ -183,31 +185,32 @@ def _demands_closure(kind: _Kind) -> bool:
     return any(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters)
 
 
-def _differs(kind: _Kind, options: Mapping[str, Any], form: _Form) -> str | None:
-    start, gradients = _example(form)
-    value, memory = _stepped(kind, options, start, gradients)
-    if ownerless := [key for key in memory if key is not value]:
-        return f"remembers {ownerless[0]!r} of no parameter (state[parameter][name] is what servers keep)"
+def _find_difference(kind: _Kind, options: Mapping[str, Any], form: _Form) -> str | None:
+    """Return how steps of two parts differ from steps of the whole parameter; None if they are equal."""
+    start, gradients = _make_trial(form)
+    value, states = _step_copy(kind, options, start, gradients)
+    if others := [key for key in states if key is not value]:
+        return f"keeps state {others[0]!r} that belongs to no parameter (servers keep only state[parameter][name])"
     parts = [
-        _stepped(kind, options, start[rows], [_part(each, rows) for each in gradients])
-        for rows in (slice(0, _CUT), slice(_CUT, _ROWS))
+        _step_copy(kind, options, start[rows], [_part(each, rows) for each in gradients])
+        for rows in (slice(0, _FIRST_PART), slice(_FIRST_PART, _ROWS))
     ]
-    if not _close(value, torch.cat([part for part, _ in parts])):
-        return "steps the rows of a variable otherwise when they are apart"
-    for name, whole in memory.get(value, {}).items():
-        pieces = [theirs.get(part, {}).get(name) for part, theirs in parts]
-        if not _same_memory(whole, pieces):
-            return f"remembers {name!r} otherwise when rows are apart"
+    if not _is_close(value, torch.cat([part for part, _ in parts])):
+        return "updates rows of a variable differently if they are on different servers"
+    for name, whole in states.get(value, {}).items():
+        pieces = [states_of_part.get(part, {}).get(name) for part, states_of_part in parts]
+        if not _is_same_state(whole, pieces):
+            return f"computes the state {name!r} differently if rows are on different servers"
     return None
 
 
-def _stepped(
+def _step_copy(
     kind: _Kind,
     options: Mapping[str, Any],
     start: torch.Tensor,
     gradients: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, dict[Any, dict[str, Any]]]:
-    """Return a parameter after some steps, and the optimizer's state."""
+    """Step a copy of a parameter with a new optimizer. Return the copy, and the optimizer's state."""
     parameter = start.clone()
     optimizer = bare_optimizer(kind, [(server_options(options), [parameter])])
     for gradient in gradients:
@@ -217,7 +220,7 @@ def _stepped(
     return parameter, dict(optimizer.state)
 
 
-def _example(form: _Form) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _make_trial(form: _Form) -> tuple[torch.Tensor, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(7)
 
     def draw(rows: int) -> torch.Tensor:
@@ -228,7 +231,7 @@ def _example(form: _Form) -> tuple[torch.Tensor, list[torch.Tensor]]:
         return start, [draw(_ROWS) for _ in range(_STEPS)]
     return start, [
         torch.sparse_coo_tensor(
-            _TOUCHED[None], draw(len(_TOUCHED)), start.shape, is_coalesced=True, check_invariants=False
+            _SPARSE_ROWS[None], draw(len(_SPARSE_ROWS)), start.shape, is_coalesced=True, check_invariants=False
         )
         for _ in range(_STEPS)
     ]
@@ -237,23 +240,23 @@ def _example(form: _Form) -> tuple[torch.Tensor, list[torch.Tensor]]:
 def _part(gradient: torch.Tensor, rows: slice) -> torch.Tensor:
     if not gradient.is_sparse:
         return gradient[rows]
-    inside = (rows.start <= _TOUCHED) & (rows.stop > _TOUCHED)
+    inside = (rows.start <= _SPARSE_ROWS) & (rows.stop > _SPARSE_ROWS)
     shape = (rows.stop - rows.start, _COLUMNS)
     values = gradient.values()[inside]
     return torch.sparse_coo_tensor(
-        _TOUCHED[inside][None] - rows.start, values, shape, is_coalesced=True, check_invariants=False
+        _SPARSE_ROWS[inside][None] - rows.start, values, shape, is_coalesced=True, check_invariants=False
     )
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
-def _same_memory(whole: Any, pieces: Sequence[Any]) -> bool:
+def _is_same_state(whole: Any, pieces: Sequence[Any]) -> bool:
     if not isinstance(whole, torch.Tensor):
         return all(type(piece) is type(whole) for piece in pieces)
     if not all(isinstance(piece, torch.Tensor) for piece in pieces):
         return False
     if whole.dim() and len(whole) == _ROWS:
-        return _close(whole, torch.cat(list(pieces)))
-    return all(piece.shape == whole.shape and _close(piece, whole) for piece in pieces)
+        return _is_close(whole, torch.cat(list(pieces)))
+    return all(piece.shape == whole.shape and _is_close(piece, whole) for piece in pieces)

@@ -11,7 +11,7 @@ import torch
 from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.optimizers import (
     bare_optimizer,
-    fits_one_pass,
+    has_fused_layout,
     is_of_torch,
     may_fuse,
     server_options,
@@ -212,7 +212,7 @@ class ServerOptimizer:
             value = self._values.value(number)
             state = self._optimizer.state.get(value, {})
             alike.add(tuple(sorted([name for name, each in state.items() if each is not None])))
-            if not fits_one_pass(value, gradient, state):
+            if not has_fused_layout(value, gradient, state):
                 return False
         return len(alike) < 2  # the fused kernel needs momentum for all slices or for none
 

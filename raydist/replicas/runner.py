@@ -28,7 +28,7 @@ from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
 from raydist.collectives.single_rank import SingleRank
-from raydist.context.run_call import advise
+from raydist.context.run_call import add_hint
 from raydist.core.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
 from raydist.core.exception_utils import annotate
 from raydist.core.fork_guard import call_here
@@ -290,7 +290,7 @@ class ReplicaRunner:
             self._failure = header.step, error
             self._note_refused(header)
             self._member.abort(self._member.generation)
-            advise(error)
+            add_hint(error)
             where = f" of {self._setup.host}" if self._setup.host else ""
             annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}){where}.")
             raise

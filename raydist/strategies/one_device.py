@@ -19,7 +19,7 @@ from raydist.collectives.single_rank import SingleRank
 from raydist.context.current import enter_replica, process_counter
 from raydist.context.devices import Device, parse_device
 from raydist.context.replica_context import NoPeers, ReplicaContext
-from raydist.context.run_call import advise, plain_call, require_call
+from raydist.context.run_call import add_hint, plain_call, require_call
 from raydist.context.strategy import Strategy, require_dataset
 from raydist.context.strategy_values import StrategyStats, ValueContext
 from raydist.core.errors import InvalidArgumentError
@@ -134,7 +134,7 @@ class OneDeviceStrategy(Strategy):
                 with self._policy.run(choice), checks.step(index=self._num_steps - 1):
                     return fn(*args, **named)
             except BaseException as error:
-                advise(error)
+                add_hint(error)
                 annotate(error, f"In step {self._num_steps - 1} on replica 0 ({self._torch_device}).")
                 raise
             finally:

@@ -80,7 +80,7 @@ def test_an_error_in_ray_ends_the_pass() -> None:
     iterator = dataset.as_numpy_iterator()
     with pytest.raises(RayTaskError, match="ZeroDivisionError: bad row") as caught:
         next(iterator)
-    assert "given to from_ray" in str(caught.value.__notes__)
+    assert "the dataset of from_ray" in str(caught.value.__notes__)
     assert list(iterator) == []
 
 

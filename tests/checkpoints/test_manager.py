@@ -170,7 +170,7 @@ def test_a_damaged_checkpoint_is_an_error_or_falls_back_to_the_previous_one(mana
     with pytest.raises(rd.DataLossError, match="ckpt-3"), manager() as strict:
         strict.restore_or_initialize()
     again = manager()
-    with pytest.warns(RuntimeWarning, match="ckpt-3.* The checkpoint before it is tried"):
+    with pytest.warns(RuntimeWarning, match="ckpt-3.* Trying the previous checkpoint"):
         assert os.path.basename(again.restore_or_initialize(fallback=True)) == "ckpt-2"
     assert progress.step == 1
     again.save().wait()

@@ -276,13 +276,13 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 def read_by_driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files of which this process reads tensors."""
     found: list[str] = []
-    original = read_tensors._FileReader._some
+    original = read_tensors._FileReader._read_piece
 
     def some(self: Any, size: int, what: str) -> bytes:
         found.append(Path(self._path).name)
         return original(self, size, what)
 
-    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    monkeypatch.setattr(read_tensors._FileReader, "_read_piece", some)
     return found
 
 

@@ -50,13 +50,13 @@ def test_servers_restore_their_own_variables_and_training_continues(
     saved = model["words"](torch.arange(90)).detach()
     train(model, optimizer, range(3, 5))
     read: list[str] = []
-    original = read_tensors._FileReader._some
+    original = read_tensors._FileReader._read_piece
 
     def some(self: Any, size: int, what: str) -> bytes:
         read.append(Path(self._path).name)
         return original(self, size, what)
 
-    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    monkeypatch.setattr(read_tensors._FileReader, "_read_piece", some)
     strategy = served(2)
     with strategy.scope():
         theirs, their_optimizer = made()

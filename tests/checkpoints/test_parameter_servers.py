@@ -23,8 +23,8 @@ from raydist.checkpoints.ps_restore import (
     StoredOptimizerState,
     StoredSlice,
     StoredTable,
-    taken_options,
-    taken_state,
+    loaded_options,
+    loaded_state,
 )
 from raydist.checkpoints.ps_save import (
     SaveCommand,
@@ -230,7 +230,7 @@ def test_a_state_is_as_after_load_state_dict_with_the_saved_types(dtype: torch.d
     optimizer.load_state_dict(saved)
     expected = optimizer.state[parameter]
     options = {name: value for name, value in saved["param_groups"][0].items() if name != "params"}
-    found = taken_state(memory(**options), state, torch.optim.Adam, dtype)
+    found = loaded_state(memory(**options), state, torch.optim.Adam, dtype)
     torch.testing.assert_close(dict(found), dict(expected), rtol=0, atol=0, check_dtype=False)
     assert {name: each.dtype for name, each in found.items()} == {
         **{name: each.dtype for name, each in state.items()},
@@ -244,13 +244,13 @@ def test_options_are_as_after_load_state_dict() -> None:
     adam = torch.optim.Adam(groups)
     before = copy.deepcopy(adam.state_dict())
     saved = [{"lr": 0.25, "mine": (1, 2), "params": ["weight"]}, {"lr": 0.125, "params": ["bias"]}]
-    found = taken_options("adam", adam, saved)
+    found = loaded_options("adam", adam, saved)
     assert adam.state_dict() == before
     adam.load_state_dict({"state": {}, "param_groups": [{**group, "params": [n]} for n, group in enumerate(saved)]})
     expected = [{key: each for key, each in group.items() if key != "params"} for group in adam.param_groups]
     assert found == expected
     with pytest.raises(rd.InvalidArgumentError, match=r"saved state of 'adam' must be one that a Adam takes.*groups"):
-        taken_options("adam", adam, saved[:1])
+        loaded_options("adam", adam, saved[:1])
 
 
 REQUEST = ShardRequest("t", NewFiles(LocalFiles("/tmp/x")), {"model": "model", "adam": "adam"})

@@ -194,7 +194,7 @@ def test_each_byte_is_read_once_and_none_by_the_driver(
     replicas = held(objects, 4)
     read: Counter[tuple[str, str]] = Counter()
     sides: Counter[threading.Thread] = Counter()
-    original = read_tensors._FileReader._some
+    original = read_tensors._FileReader._read_piece
 
     def some(self: Any, size: int, what: str) -> bytes:
         piece = original(self, size, what)
@@ -203,7 +203,7 @@ def test_each_byte_is_read_once_and_none_by_the_driver(
             sides[threading.current_thread()] += len(piece)
         return piece
 
-    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    monkeypatch.setattr(read_tensors._FileReader, "_read_piece", some)
     restored({name: objects[name] for name in ("model", "optimizer")}, replicas, path, strict=False)
     manifest = open_checkpoint(directory_files(str(path))).manifest
     files = [*manifest.tensor_files("model"), *manifest.tensor_files("optimizer")]

@@ -260,14 +260,14 @@ def driver_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str, bool]]:
     """Bytes that were read: by file, by what it was, and whether a server read them."""
     found: Counter[tuple[str, str, bool]] = Counter()
-    original = read_tensors._FileReader._some
+    original = read_tensors._FileReader._read_piece
 
     def some(self: Any, size: int, what: str) -> bytes:
         piece = original(self, size, what)
         found[Path(self._path).name, what, threading.current_thread().name == SERVER] += len(piece)
         return piece
 
-    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    monkeypatch.setattr(read_tensors._FileReader, "_read_piece", some)
     return found
 
 

@@ -80,7 +80,7 @@ def test_what_is_no_dataset(given: Any, sharding: Any, error: Any, message: str)
 def test_an_iterator_is_for_schedule_only() -> None:
     iterator = PerWorkerIterator("it")
     for use in (next, iter):
-        with pytest.raises(rd.FailedPreconditionError, match=r"give it to coordinator\.schedule in args"):
+        with pytest.raises(rd.FailedPreconditionError, match=r"Give it to coordinator\.schedule in args"):
             use(iterator)
-    with pytest.raises(rd.InvalidArgumentError, match=r"It was to be pickled"):
+    with pytest.raises(rd.InvalidArgumentError, match=r"It cannot be pickled"):
         pickle.dumps(PerWorkerValue("v"))

@@ -10,7 +10,7 @@ import torch
 
 import raydist as rd
 from raydist.parameter_servers.optimizers import (
-    fits_one_pass,
+    has_fused_layout,
     may_fuse,
     require_elementwise,
     state_bytes_per_byte,
@@ -40,10 +40,10 @@ def test_one_pass_is_for_those_that_have_it_and_were_not_told_otherwise() -> Non
 def test_a_step_of_torchs_does_not_load_its_compiler() -> None:
     program = """
 import sys, torch
-from raydist.parameter_servers.optimizers import why_not_elementwise
+from raydist.parameter_servers.optimizers import reason_not_elementwise
 options = dict(lr=0.1, momentum=0.9, dampening=0, weight_decay=0.1, nesterov=False, maximize=False)
 options |= dict(foreach=None, differentiable=False, fused=None)
-print(why_not_elementwise(torch.optim.SGD, options))
+print(reason_not_elementwise(torch.optim.SGD, options))
 print([name for name in sys.modules if name == "torch._dynamo"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -73,7 +73,7 @@ def rows_of(tensor: torch.Tensor) -> torch.Tensor:
 def test_one_pass_is_for_what_lies_as_the_value_does(
     gradient: torch.Tensor, state: dict[str, Any], expected: bool
 ) -> None:
-    assert fits_one_pass(torch.zeros(2, 3), gradient, state) is expected
+    assert has_fused_layout(torch.zeros(2, 3), gradient, state) is expected
 
 
 Parameters = list[torch.nn.Parameter]
@@ -142,12 +142,12 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "LBFGS": (lambda p: o.LBFGS(p), r"but LBFGS demands a closure in step\(\). Use torch.optim.SGD"),
     "Adafactor": (
         lambda p: o.Adafactor(p),
-        r"but Adafactor steps the rows of a variable otherwise when they are apart",
+        r"but Adafactor updates rows of a variable differently if they are on different servers",
     ),
-    "Muon": (lambda p: o.Muon(p), r"but Muon steps the rows"),
-    "LARS": (lambda p: Lars(p), r"but Lars steps the rows"),
-    "LARS that warms up": (lambda p: Lars(p, lr=0.0), r"but Lars steps the rows"),
-    "state of no parameter": (lambda p: Counting(p), r"but Counting remembers 'steps' of no parameter"),
+    "Muon": (lambda p: o.Muon(p), r"but Muon updates rows"),
+    "LARS": (lambda p: Lars(p), r"but Lars updates rows"),
+    "LARS that warms up": (lambda p: Lars(p, lr=0.0), r"but Lars updates rows"),
+    "state of no parameter": (lambda p: Counting(p), r"but Counting keeps state 'steps' that belongs to no parameter"),
     "more than a pickle keeps": (lambda p: Scaled(p), r"Scaled could not step .* \(AttributeError: .*'scale'\)"),
 }
 

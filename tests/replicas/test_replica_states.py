@@ -120,14 +120,14 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 def read_by_driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the reads of files with tensors by the driver's thread."""
     found: list[str] = []
-    original = read_tensors._FileReader._some
+    original = read_tensors._FileReader._read_piece
 
     def some(self: Any, size: int, what: str) -> bytes:
         if threading.current_thread() is threading.main_thread():
             found.append(what)
         return original(self, size, what)
 
-    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    monkeypatch.setattr(read_tensors._FileReader, "_read_piece", some)
     return found
 
 

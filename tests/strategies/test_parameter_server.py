@@ -217,7 +217,7 @@ def test_every_worker_has_the_whole_dataset(coordinator: rd.ClusterCoordinator) 
     whole = [[0, 1], [2, 3], [4, 5]]
     assert all(batches == whole[: len(batches)] for batches in by_worker.values())
     assert whole in by_worker.values()
-    with pytest.raises(rd.FailedPreconditionError, match=r"give it to coordinator\.schedule"):
+    with pytest.raises(rd.FailedPreconditionError, match=r"Give it to coordinator\.schedule"):
         next(iter(dataset))
 
 

@@ -1,4 +1,7 @@
-"""Dynamic sharding of an epoch: each split goes to the first reader that asks, once."""
+"""Dynamic sharding of an epoch: the next split goes to the reader that asks first.
+
+Each split goes to one reader. If that reader dies, the unused batches of the split go to another reader.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +13,52 @@ from typing import TYPE_CHECKING, final
 from raydist.actors.epochs.served_epoch import Poll
 
 if TYPE_CHECKING:
-    from raydist.actors.epochs.served_epoch import Poll, QueueEntry, ServedEpoch
+    from raydist.actors.epochs.served_epoch import QueueEntry, ServedEpoch
 
-_WAIT_S = 0.25  # for the epoch; other readers' claims wait meanwhile
+_WAIT_S = 0.25  # longest wait for the next entry of the epoch; claims of other readers wait, too
 
 
 @final
 class SplitServer:
-    """The server of the splits of one epoch. Thread-safe.
+    """A server that gives the splits of one epoch to the readers that ask. Thread-safe.
 
     Args:
-        served: The epoch, which is only read through this object, as one reader.
+        epoch: The epoch. Only this object reads it, as its single reader.
     """
 
-    def __init__(self, served: ServedEpoch) -> None:
-        self._served = served
+    def __init__(self, epoch: ServedEpoch) -> None:
+        self._epoch = epoch
         self._splits = SplitAssignments()
         self._lock = threading.Lock()
 
     def claim(self, reader: Reader, used: int) -> InputSplit | None:
-        """Return the next split for a reader; None if there is none yet. Every reader gets the end and fatal errors.
+        """Return the next split for a reader; None if no split is ready.
+
+        The split with the end of the epoch, or with a fatal error, goes to every reader.
 
         Args:
             reader: The reader that asks.
-            used: Number of batches of the reader that need not be repeated.
+            used: Number of the reader's batches that no other reader must repeat if this reader dies.
         """
         with self._lock:
             self._splits.confirm(reader, used)
-            again = self._splits.again(reader)
-            if again is not None:
-                return again
+            returned = self._splits.assign_returned(reader)
+            if returned is not None:
+                return returned
             place = self._splits.next_place
-            entries = self._served.poll(Poll(0, start=place, done=place, wait_s=_WAIT_S))
+            entries = self._epoch.poll(Poll(0, start=place, done=place, wait_s=_WAIT_S))
             if not entries:
                 return None
-            return InputSplit(entries[0]) if entries[0].last else self._splits.give(reader, entries[0])
+            return InputSplit(entries[0]) if entries[0].last else self._splits.assign_next(reader, entries[0])
 
-    def lost(self, reader: Reader, used: int) -> None:
-        """Return the splits of a dead reader to the queue; see `SplitAssignments.lost`."""
+    def return_splits(self, reader: Reader, used: int) -> None:
+        """Take back the splits of a dead reader; see `SplitAssignments.return_splits`."""
         with self._lock:
-            self._splits.lost(reader, used)
+            self._splits.return_splits(reader, used)
 
 
 Reader = tuple[int, int]
-"""A worker's index, and the number of its earlier starts."""
+"""A reader: the index of its worker, and the number of earlier starts of that worker."""
 
 
 @final
@@ -75,11 +80,11 @@ class InputSplit:
 
 
 @dataclass
-class _Held:
-    """The splits of one reader.
+class _AssignedSplits:
+    """The splits that one reader has and has not used completely.
 
     Attributes:
-        splits: Splits that are not completely used, in order.
+        splits: These splits, in order.
         before: Number of the reader's batches before these splits.
     """
 
@@ -87,12 +92,12 @@ class _Held:
     before: int = 0
 
     def drop(self, used: int) -> None:
-        """Drop the splits whose batches are all among the first `used` ones."""
+        """Drop each split whose batches are all among the first `used` batches of the reader."""
         while self.splits and self.before + self.splits[0].num_batches <= used:
             self.before += self.splits.popleft().num_batches
 
-    def rest(self, used: int) -> list[InputSplit]:
-        """Return the splits without the first `used` batches."""
+    def unused(self, used: int) -> list[InputSplit]:
+        """Return the splits without the first `used` batches of the reader."""
         self.drop(used)
         if self.splits and used > self.before:
             first = self.splits.popleft()
@@ -102,45 +107,45 @@ class _Held:
 
 @final
 class SplitAssignments:
-    """The splits of one epoch.
+    """The assignment of one epoch's splits to readers.
 
     Attributes:
-        next_place: Number of the epoch's first place that no reader was given.
+        next_place: Number of the first place in the epoch that no reader has got.
     """
 
     def __init__(self) -> None:
         self.next_place = 0
-        self._held: dict[Reader, _Held] = {}
+        self._assigned: dict[Reader, _AssignedSplits] = {}
         self._returned: deque[InputSplit] = deque()
-        self._lost: set[Reader] = set()
+        self._dead: set[Reader] = set()
 
     def confirm(self, reader: Reader, used: int) -> None:
-        """Record that the first `used` batches of a reader need not be repeated."""
-        self._of(reader).drop(used)
+        """Record that no other reader must repeat the first `used` batches of this reader."""
+        self._splits_of(reader).drop(used)
 
-    def again(self, reader: Reader) -> InputSplit | None:
-        """Give a split of a dead reader to this reader and return it; None if there is none."""
+    def assign_returned(self, reader: Reader) -> InputSplit | None:
+        """Assign a split of a dead reader to this reader, and return the split; None if there is none."""
         if not self._returned:
             return None
         split = self._returned.popleft()
-        self._of(reader).splits.append(split)
+        self._splits_of(reader).splits.append(split)
         return split
 
-    def give(self, reader: Reader, entry: QueueEntry) -> InputSplit:
-        """Give the entry at `next_place` to this reader; for a lost reader, keep it for the next one that asks."""
+    def assign_next(self, reader: Reader, entry: QueueEntry) -> InputSplit:
+        """Assign the entry at `next_place` to this reader. If the reader is dead, the next reader that asks gets it."""
         self.next_place = entry.end
         split = InputSplit(entry)
-        if reader in self._lost:
+        if reader in self._dead:
             self._returned.append(split)
         else:
-            self._of(reader).splits.append(split)
+            self._splits_of(reader).splits.append(split)
         return split
 
-    def lost(self, reader: Reader, used: int) -> None:
-        """Keep the splits of a dead reader, without the first `used` batches, for the next readers that ask."""
-        self._lost.add(reader)
-        self._returned.extend(self._of(reader).rest(used))
-        del self._held[reader]
+    def return_splits(self, reader: Reader, used: int) -> None:
+        """Keep the splits of a dead reader, without its first `used` batches, for the next readers that ask."""
+        self._dead.add(reader)
+        self._returned.extend(self._splits_of(reader).unused(used))
+        del self._assigned[reader]
 
-    def _of(self, reader: Reader) -> _Held:
-        return self._held.setdefault(reader, _Held())
+    def _splits_of(self, reader: Reader) -> _AssignedSplits:
+        return self._assigned.setdefault(reader, _AssignedSplits())

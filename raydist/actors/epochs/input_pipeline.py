@@ -325,11 +325,11 @@ class InputPipeline:
             return InputSplit(QueueEntry(0, ({},), error=pack_error(error), last=True))
 
     def give_back_splits(self, key: str, reader: Reader, used: int) -> None:
-        """Do `SplitServer.lost`; does nothing for an epoch that is gone."""
+        """Do `SplitServer.return_splits`; do nothing for an epoch that is gone."""
         with self._claiming:
             split_server = self._split_servers.get(key)
         if split_server is not None:
-            split_server.lost(reader, used)
+            split_server.return_splits(reader, used)
 
     def acknowledge(self, key: str, rank: int | None, done: int) -> None:
         """Do `ServedEpoch.acknowledge`; does nothing for an epoch that is gone."""

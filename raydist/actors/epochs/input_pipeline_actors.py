@@ -84,7 +84,7 @@ class InputPipelineActors:
         return whole
 
     def link_to_epochs(self, *, on_host: bool = False) -> PipelineLink:
-        """Return a link by which other processes open epochs later (`PipelineLink.keyed`); no epoch is open yet."""
+        """Return a link for epochs that another process opens later (`PipelineLink.keyed`)."""
         self._process.require("read")
         self.start()
         return PipelineLink(self._main.actor, self._main.title, uuid.uuid4().hex, self._timeouts, on_host=on_host)

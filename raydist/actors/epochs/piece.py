@@ -297,7 +297,7 @@ def _in_order(parts: Sequence[_Array]) -> _Array | ConcatenatedParts:
     parts = [part for part in parts if len(part)] or parts[:1]
     if any(isinstance(part, RemoteColumn) for part in parts):
         return concat_columns(parts)
-    if ConcatenatedParts.suit(parts):
+    if ConcatenatedParts.saves_time(parts):
         return ConcatenatedParts(parts)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

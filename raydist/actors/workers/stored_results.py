@@ -60,7 +60,8 @@ def _without_large_columns(blocks: Sequence[Block], stored: list[PackedResultCol
         parts = [block.columns[number] for block in blocks]
         place = _place_of(parts, num_rows, len(stored))
         if place is not None:
-            stored.append(ConcatenatedParts(parts) if ConcatenatedParts.suit(parts) else pack_column(_joined(parts)))
+            is_faster = ConcatenatedParts.saves_time(parts)
+            stored.append(ConcatenatedParts(parts) if is_faster else pack_column(_joined(parts)))
         columns.append(_joined(parts) if place is None else place)
     return Block(blocks[0].structure, blocks[0].specs, tuple(columns), num_rows)
 

@@ -163,7 +163,7 @@ class Exchange:
         """Return True if the reduced gradients are finite. To be called after `finish`. Waits for the device."""
         return all(memory.is_finite() for memory in self._buckets()) and all(map(is_finite, self._rows.values()))
 
-    def accuse(self, indices: Iterable[int]) -> list[dict[int, int]]:
+    def locate_faults(self, indices: Iterable[int]) -> list[dict[int, int]]:
         """Return the faults of each replica's own gradients (see `fault_of`). Blocks until all replicas call it."""
         own = {index: self.weighted(index) for index in indices}
         mine = {index: fault for index, each in own.items() if each is not None and (fault := fault_of(each))}

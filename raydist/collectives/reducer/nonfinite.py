@@ -1,10 +1,10 @@
 """Treatment of NaN and infinite gradients: none, an error, or a skipped optimizer step.
 
-All replicas decide alike without communication, since they check reduced gradients, which are the same bits on every
-replica. Replicas exchange the causes only once a NaN or an infinity is found.
+Replicas check reduced gradients, which are bitwise equal on all replicas. So all replicas decide the same without
+communication. They communicate only to locate a NaN or an infinity that was found.
 
-A skipped optimizer step runs with `.grad` set to None: every optimizer of torch then ignores the parameter, without an
-update, a moment, or a count of steps.
+A skipped optimizer step runs with `.grad` set to None. torch's optimizers ignore a parameter without a gradient: they
+change neither the parameter, nor its moments, nor its step count.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from raydist.core.errors import FailedPreconditionError
 
 OnNonfinite = Literal["pass", "raise", "skip"]
-Accused = Sequence[Mapping[int, int]]
-"""For each replica: number of a parameter -> fault of that replica's own gradient, see `fault_of`."""
+ReplicaFaults = Sequence[Mapping[int, int]]
+"""For each replica, by number of the parameter: the fault of the replica's own gradient, see `fault_of`."""
 
 _FAULTS = {1: "infinite", 2: "NaN", 3: "NaN and infinite"}
 _SHOWN = 4
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor has neither NaN nor infinities, usually in one pass over the tensor.
+    """Return True if a tensor has neither NaN nor infinities. Usually reads the tensor once.
 
     >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([1.0, float("nan")]))
     (True, False)
@@ -59,11 +59,11 @@ class NonfinitePolicy:
         self, names: Callable[[Iterable[torch.nn.Parameter]], Sequence[str]], *, first_replica: int = 0
     ) -> None:
         self._first_replica = first_replica
-        self.choice: OnNonfinite = "pass"  # choice for the run that is open
+        self.choice: OnNonfinite = "pass"  # treatment in the current run
         self.num_found = 0  # number of checked backward passes that had NaN or infinite gradients
         self._names = names
-        self._last_was_bad = False
-        self._spoilt: set[int] = set()  # `id` of parameters whose gradients may still hold NaN or infinities
+        self._last_is_nonfinite = False  # the last backward pass had NaN or infinite gradients
+        self._suspects: set[int] = set()  # `id` of parameters whose gradients may still have NaN or infinities
         self._skipped = SkippedUpdates(self._must_skip)
 
     @property
@@ -72,13 +72,13 @@ class NonfinitePolicy:
         return self._skipped.count
 
     @property
-    def looks(self) -> bool:
+    def must_check(self) -> bool:
         """True if gradients must be checked."""
         return self.choice != "pass"
 
     @contextlib.contextmanager
     def run(self, choice: OnNonfinite) -> Iterator[None]:
-        """Apply a choice to one run of a step function, on the thread that calls optimizers."""
+        """Treat gradients by `choice` in one run of a step function, on the thread that calls optimizers."""
         self.choice = choice
         with self._skipped.watch() if choice == "skip" else contextlib.nullcontext():
             try:
@@ -86,37 +86,44 @@ class NonfinitePolicy:
             finally:
                 self.choice = "pass"
 
-    def refuses(self, parameters: Iterable[torch.nn.Parameter], *, new_are_finite: bool) -> bool:
+    def record_pass(self, parameters: Iterable[torch.nn.Parameter], *, are_finite: bool) -> bool:
         """Record if a backward pass gave these parameters finite gradients. Return True if `error` must be raised."""
-        refused = self.choice == "raise" and not new_are_finite
-        self.num_found += not new_are_finite
-        self._last_was_bad = not (new_are_finite or refused)
-        if self._last_was_bad:
-            self._spoilt.update(map(id, parameters))
-        return refused
+        must_raise = self.choice == "raise" and not are_finite
+        self.num_found += not are_finite
+        self._last_is_nonfinite = not (are_finite or must_raise)
+        if self._last_is_nonfinite:
+            self._suspects.update(map(id, parameters))
+        return must_raise
 
     def _must_skip(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return True after a bad pass: for all optimizers until the next pass, then while gradients stay nonfinite."""
-        if self._last_was_bad or not self._spoilt:
-            return self._last_was_bad
+        """Return True if the step of this optimizer must be skipped.
+
+        After a backward pass with NaN or infinite gradients, all optimizers skip steps until the next backward pass.
+        Later, an optimizer skips steps while one of its gradients still has a NaN or an infinity from that pass.
+        """
+        if self._last_is_nonfinite or not self._suspects:
+            return self._last_is_nonfinite
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-            if id(parameter) in self._spoilt:
+            if id(parameter) in self._suspects:
                 if parameter.grad is not None and not is_finite(parameter.grad):
                     return True
-                self._spoilt.discard(id(parameter))
+                self._suspects.discard(id(parameter))
         return False
 
     def error(
-        self, place: str, accused: Accused, parameters: Mapping[int, torch.nn.Parameter]
+        self, place: str, faults: ReplicaFaults, parameters: Mapping[int, torch.nn.Parameter]
     ) -> FailedPreconditionError:
-        """Return the error that names the backward pass, and the replicas and parameters with nonfinite gradients."""
-        culprits = {rank: faults for rank, faults in enumerate(accused, self._first_replica) if faults}
-        found = "; ".join(f"replica {rank}: {self._listed(faults, parameters)}" for rank, faults in culprits.items())
-        said = found or "no replica's own, but their sum has infinities: they are too large for their dtype"
+        """Return an error that names a backward pass, and the replicas and parameters with nonfinite gradients."""
+        listed = [
+            f"replica {rank}: {self._listed(own, parameters)}"
+            for rank, own in enumerate(faults, self._first_replica)
+            if own
+        ]
+        source = "; ".join(listed) or "no replica's own gradients, but their sum, which is too large for their dtype"
         return FailedPreconditionError(
             f'Gradients must be finite under RunOptions(on_nonfinite="raise"), got NaN or infinity in {place} from '
-            f"{said}. Look at loss and rows of that batch there (a logarithm of 0, a division by 0, a loss scale too "
-            'large for float16), or let on_nonfinite="skip" pass over such batches.'
+            f"{source}. Check the loss and the rows of that batch (a logarithm of 0, a division by 0, a loss scale too "
+            'large for float16), or skip the optimizer steps of such batches with on_nonfinite="skip".'
         )
 
     def _listed(self, faults: Mapping[int, int], parameters: Mapping[int, torch.nn.Parameter]) -> str:
@@ -131,53 +138,54 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @final
 class SkippedUpdates:
-    """Skips steps of optimizers, and counts them.
+    """The optimizer steps that are skipped, and their number.
 
     Args:
-        is_due: Returns True if the step of an optimizer must be skipped. Called when a step begins, and after each run
-            of a closure.
+        must_skip: Returns True if the step of an optimizer must be skipped. Called when a step begins, and after each
+            run of a step's closure.
     """
 
-    def __init__(self, is_due: Callable[[torch.optim.Optimizer], bool]) -> None:
+    def __init__(self, must_skip: Callable[[torch.optim.Optimizer], bool]) -> None:
         self.count = 0
-        self._is_due = is_due
+        self._must_skip = must_skip
         self._counted = False
         self._hidden: dict[torch.Tensor, torch.Tensor] = {}
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Apply to the optimizer steps of this thread inside the block, those in hooks of backward passes included."""
+        """Skip optimizer steps of this thread inside the block, including steps in hooks of backward passes."""
         with _LOCK:
             _install_hooks()
             _WATCHING.append(self)
-        token = _MINE.set(self)
+        token = _CURRENT.set(self)
         try:
             yield
         finally:
-            _MINE.reset(token)
+            _CURRENT.reset(token)
             with _LOCK:
                 _WATCHING.remove(self)
-            self.show()  # after a step that raised
+            self.restore_gradients()  # after a step that raised
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
         """Hide gradients if the step must be skipped. Return replacement arguments for a step with a closure."""
-        self.show()
+        self.restore_gradients()
         self._counted = False
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._hide_if_due(optimizer)
+            self._hide_gradients(optimizer)
             return None
 
-        def seen() -> Any:  # the closure computes the gradients, so the decision follows each call of it
-            self.show()
+        def wrapped() -> Any:  # the closure computes the gradients, so the decision follows each call of the closure
+            self.restore_gradients()
             loss = closure()
-            self._hide_if_due(optimizer)
+            self._hide_gradients(optimizer)
             return loss
 
-        return ((args[0], seen, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": seen})
+        return ((args[0], wrapped, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": wrapped})
 
-    def _hide_if_due(self, optimizer: Any) -> None:
-        if not self._is_due(optimizer):
+    def _hide_gradients(self, optimizer: Any) -> None:
+        """Set `.grad` of the optimizer's parameters to None if the step must be skipped."""
+        if not self._must_skip(optimizer):
             return
         self.count += not self._counted
         self._counted = True
@@ -186,7 +194,7 @@ class SkippedUpdates:
                 if parameter.grad is not None:
                     self._hidden[parameter], parameter.grad = parameter.grad, None
 
-    def show(self) -> None:
+    def restore_gradients(self) -> None:
         """Restore hidden gradients."""
         for parameter, gradient in self._hidden.items():
             parameter.grad = gradient
@@ -195,25 +203,26 @@ class SkippedUpdates:
 
 _LOCK = threading.Lock()
 _WATCHING: list[SkippedUpdates] = []
-_MINE: ContextVar[SkippedUpdates | None] = ContextVar("raydist_skipped_updates", default=None)
+_CURRENT: ContextVar[SkippedUpdates | None] = ContextVar("raydist_skipped_updates", default=None)
 
 
 @functools.cache
 def _install_hooks() -> None:
-    """Register hooks of torch around the steps of all optimizers of the process. Without a watcher they take 0.2 us.
+    """Register hooks of torch around the steps of all optimizers of the process. Outside `watch` they take 0.2 us.
 
-    Nothing removes them: torch iterates over them during a step, and a change by another thread would raise an error.
+    The hooks are never removed: torch iterates over them in each step, and a change by another thread would raise.
     """
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
 
 
 def _watcher() -> SkippedUpdates | None:
-    mine, watching = _MINE.get(), tuple(_WATCHING)
-    # A thread that Python did not start is one of the autograd engine, which runs hooks on parameters of a GPU.
-    if mine is None and len(watching) == 1 and isinstance(threading.current_thread(), threading._DummyThread):
+    """Return the object whose `watch` block the current step is in."""
+    current, watching = _CURRENT.get(), tuple(_WATCHING)
+    # The autograd engine runs hooks on GPU parameters in its own threads, for which Python creates dummy threads.
+    if current is None and len(watching) == 1 and isinstance(threading.current_thread(), threading._DummyThread):
         return watching[0]
-    return mine
+    return current
 
 
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
@@ -224,4 +233,4 @@ def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _after_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     watcher = _watcher()
     if watcher is not None:
-        watcher.show()
+        watcher.restore_gradients()

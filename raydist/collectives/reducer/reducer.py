@@ -1,13 +1,14 @@
-"""The gradient reducer of one replica: gradients are global when `backward()` returns.
+"""The gradient reducer of one replica. After `backward()`, `.grad` is the weighted sum over all replicas.
 
-While a step is open, every backward pass on its thread is synchronised, or local inside `no_sync`. A synchronised pass
-sets earlier gradients aside, puts each new gradient into an `Exchange`, and finally adds the reduced gradients to the
-earlier ones. So only new gradients are weighted and sent, however often a step calls `backward()`.
+Such a gradient is called *global*. While a step is open, every backward pass on the step's thread is synchronised, or
+local inside `no_sync`. A synchronised pass removes earlier gradients from `.grad`, puts each new gradient into an
+`Exchange`, and finally adds the reduced gradients to the earlier ones. So the reducer weights and sends each gradient
+once, however often a step calls `backward()`.
 
-The program's hooks on parameters must see global gradients, so a pass defers them. Then a second, short pass of the
-autograd engine gives each hooked parameter its global gradient: torch calls the hooks, handles the values that they
-return, and adds to `.grad`. (So a parameter that several segments of a reentrant checkpoint use has its hooks called
-once, with the sum; without replicas torch calls them once a segment.)
+The program's hooks on parameters must see global gradients, so a pass defers these hooks. Then a second, short pass of
+the autograd engine gives each parameter with a hook its global gradient: torch calls the hooks, handles the values that
+they return, and adds to `.grad`. One difference to torch alone: if several segments of a reentrant checkpoint use a
+parameter, its hooks run once, with the sum, and not once per segment.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.values import ReduceOp
 
 _MEGABYTE = 1 << 20
-# Position of the argument of `torch.autograd.backward`.
-_CREATE_GRAPH = 3
+_CREATE_GRAPH = 3  # position of the argument `create_graph` of `torch.autograd.backward`
 WIRES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Communication dtype of float32 gradients, by the names of `CommunicationOptions.compression`."""
 
@@ -54,16 +54,17 @@ def _by_shape(parameters: Iterable[torch.nn.Parameter]) -> list[str]:
 
 @final
 class GradientReducer:
-    """Reducer of gradients over all replicas, for the parameters of one replica.
+    """A reducer of gradients over all replicas, for the parameters of one replica.
 
     Args:
-        communicator: A communicator for the reducer alone, since backward passes may contain user collectives.
+        communicator: A communicator that nothing else uses, since backward passes may contain user collectives.
         first_bucket_bytes: Size of the first bucket.
         updates: Returns this rank's optimizer updates, which must be the same on all ranks.
         calls: Returns a digest of this rank's user collectives, which must be the same on all ranks.
         compression: Communication dtype of float32 gradients, "fp16" or "bf16"; None to keep float32.
-        expect_rows: Returns the `id` of each parameter whose gradient will be sparse, for the same parameters on all
-            ranks. Further sparse gradients are detected in the first pass; ones that appear later become dense.
+        expect_rows: Returns the `id` of each parameter whose gradient will be sparse; all ranks must name the same
+            parameters. The first pass detects other sparse gradients. Gradients that turn sparse later become dense.
+        names: Returns names of parameters for error messages.
 
     One backward pass costs one all-reduce per bucket. Afterwards `.grad` holds views of the reduced buckets.
     """
@@ -92,7 +93,7 @@ class GradientReducer:
         self._updates = updates
         self._calls = calls
         self._policy = policy
-        self._parameters = TrainedParameters(self._stray)
+        self._parameters = TrainedParameters(self._reject_stray)
         self._known = KnownGradients()
         self._changed: list[Checksums] = []
         self._accumulation = LocalAccumulation()
@@ -111,9 +112,9 @@ class GradientReducer:
         self._intercepted: Any = None
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Reduce the gradients of these parameters, in the same order on every rank, from now on, and of no others.
+        """Reduce the gradients of exactly these parameters from now on. The order must be the same on every rank.
 
-        Giving the same tuple again costs nothing.
+        A repeated call with the same tuple takes no time.
         """
         self._parameters.attach(parameters)
         self._known.keep_only(self._parameters.all.values())
@@ -129,30 +130,30 @@ class GradientReducer:
     def make_global(
         self, parameters: Collection[torch.nn.Parameter], *, used: bool = True, batch_ends: bool = False
     ) -> bool:
-        """Exchange the gradients of these parameters that no backward pass has made global.
+        """Exchange the gradients of these parameters that the program has made by hand.
 
-        A program makes such gradients with `torch.autograd.grad` or `torch.func` and puts them into `.grad`. The
+        A program makes gradients by hand with `torch.autograd.grad` or `torch.func`, and puts them into `.grad`. The
         reducer weights them like gradients of a backward pass, and writes the result into the tensors that `.grad`
-        holds. Where all gradients are global, the call takes 0.2 us per parameter.
+        holds. If all gradients are global, the call takes 0.2 us per parameter.
 
         Args:
             parameters: Parameters of an optimizer.
-            used: An optimizer uses the gradients now. Whatever the program puts into `.grad` afterwards counts as new.
-            batch_ends: The batch ends. The weight of the next batch may differ, so its gradients are exchanged now.
+            used: An optimizer uses the gradients now. A gradient that the program puts into `.grad` later is new.
+            batch_ends: The batch ends. Exchange its gradients now, because the next batch may have another weight.
 
         Returns:
-            True if this replica had gradients made by hand, which were exchanged.
+            True if this replica had gradients made by hand.
 
-        Blocking: where gradients are exchanged, until all ranks make this call or run a backward pass.
+        Blocking: if gradients are exchanged, until all ranks make this call or run a backward pass.
 
         Raises:
             CollectiveMismatchError: Another rank runs a backward pass. All ranks raise it.
             FailedPreconditionError: The reduction is SUM, and a gradient may be global already.
         """
-        if self._communicator.world_size == 1 or self._inside:  # inside a pass, hooks see global gradients
+        if self._communicator.world_size == 1 or self._inside:  # a hook inside a pass sees global gradients
             return False
         made = self._made_by_hand(parameters, filled_anew=not batch_ends)
-        # At the end of a batch, gradients of no_sync() go on waiting for a backward pass; an optimizer exchanges them.
+        # Gradients of no_sync() stay local when a batch ends. The next backward pass or optimizer step exchanges them.
         if made or (not batch_ends and self._accumulation and any(map(self._is_local, parameters))):
             self._inside = True
             try:
@@ -169,12 +170,12 @@ class GradientReducer:
     def step(
         self, *, weight: float = 1.0, op: ReduceOp = ReduceOp.MEAN, empty: bool = False, index: int | None = None
     ) -> Iterator[None]:
-        """Make the gradients of every `backward()` that this thread calls inside the block global.
+        """Reduce the gradients of every `backward()` that this thread calls inside the block.
 
         Args:
             weight: For MEAN: this replica's share of the global batch's rows, n_i / n.
-            op: MEAN sums weighted gradients, SUM unweighted ones.
-            empty: The replica has no rows; its gradients count as zero even if they are NaN.
+            op: MEAN sums weighted gradients, SUM sums gradients without weights.
+            empty: The replica has no rows. Its gradients count as zero, even if they are NaN.
             index: Number of the step; None for the number of the last step plus one.
         """
         self.begin_step(self.weigh(weight, op, empty=empty), op is ReduceOp.SUM, index)
@@ -192,10 +193,10 @@ class GradientReducer:
         return StepWeight(scale, not empty and scale > 0)
 
     def begin_step(self, weight: StepWeight, adds_up: bool, index: int | None = None) -> None:
-        """Open a step, as `step` does on entry; `end_step` closes it."""
+        """Open a step, like `step` on entry; `adds_up` is True for SUM. `end_step` closes the step."""
         if self._is_open:
             raise FailedPreconditionError(
-                f"Steps of one reducer must not nest, and step {self._num_steps} is open already. Leave that first."
+                f"Steps of one reducer must not nest, but step {self._num_steps} is open already. Close it first."
             )
         self._is_open = True
         self._weight = weight
@@ -214,8 +215,9 @@ class GradientReducer:
     def no_sync(self) -> Iterator[None]:
         """Keep the gradients of `backward()` inside the block local until the next synchronised `backward()`.
 
-        Each gradient has the weight of the step in which it is computed. Meanwhile `.grad` holds this replica's own
-        gradients and may only be zeroed or dropped. Hooks on parameters run later, on the global sum.
+        Each gradient gets the weight of the step that computes it. Until that `backward()`, `.grad` holds this
+        replica's own gradients, and the program may only set it to zero or None. Hooks on parameters run with that
+        `backward()`, on the global sum.
         """
         before, self._local = self._local, True
         try:
@@ -230,47 +232,47 @@ class GradientReducer:
     def _backward(self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._in_hooks:
             raise FailedPreconditionError(
-                "A hook on a parameter must not call backward(): its gradients would stay local. Call it after the "
-                "backward() that runs the hook, or use torch.autograd.grad in the hook."
+                "A hook on a parameter must not call backward(): its gradients would stay local. Call backward() "
+                "after the backward() that runs the hook, or use torch.autograd.grad in the hook."
             )
         if self._exchange is not None:
-            # The nested backward pass of a reentrant checkpoint belongs to the running pass. A parameter may get
-            # several gradients now, so the remaining buckets are sent at the end of the outer pass.
+            # A reentrant checkpoint runs this nested backward pass as part of the outer pass. A parameter may now get
+            # several gradients, so the outer pass sends the remaining buckets at its end.
             self._exchange.hold()
         if self._inside or not self._parameters.all:
             original(*args, **kwargs)
             return
         self._inside = True
         try:
-            if self._is_alone():
+            if self._needs_no_reduction():
                 original(*args, **kwargs)
             else:
                 self._run(original, args, kwargs)
         finally:
             self._inside = False
 
-    def _is_alone(self) -> bool:
-        """Return True if torch's own gradients are the result: one rank, weight 1, no check for NaN and infinities."""
-        looks = self._policy is not None and self._policy.looks
-        return self._communicator.world_size == 1 and not looks and self._weight == StepWeight(1.0, counts=True)
+    def _needs_no_reduction(self) -> bool:
+        """Return True if torch's gradients are the result: one rank, weight 1, no check for NaN and infinities."""
+        must_check = self._policy is not None and self._policy.must_check
+        return self._communicator.world_size == 1 and not must_check and self._weight == StepWeight(1.0, counts=True)
 
-    def _stray(self, index: int, parameter: torch.nn.Parameter) -> None:
+    def _reject_stray(self, index: int, parameter: torch.nn.Parameter) -> None:
         if self._is_open and not self._inside:
             raise FailedPreconditionError(
                 "Inside a step, gradients must come from `tensor.backward()` or `torch.autograd.backward(...)` called "
-                f"on the thread that runs the step, or they would stay local, as that of parameter {index} of shape "
-                f"{tuple(parameter.shape)}. Use torch.autograd.grad for local ones."
+                f"on the thread that runs the step, got a gradient from elsewhere for parameter {index} of shape "
+                f"{tuple(parameter.shape)}, which would stay local. Use torch.autograd.grad for local gradients."
             )
 
     def _run(
         self, original: Callable[..., None] | None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Run a synchronised pass, or a local one in `no_sync`. A pass that fails leaves `.grad` unchanged.
+        """Run a synchronised pass, or a local pass in `no_sync`. A pass that fails leaves `.grad` unchanged.
 
-        `original` is `torch.autograd.backward`; None exchanges gradients made by hand, which hooks do not see.
+        `original` is `torch.autograd.backward`. None exchanges gradients made by hand, for which no hooks run.
 
-        Blocking: until all ranks have ended their pass, at most the communicator's limit. Where the host runs ahead of
-        the device, only if this rank lacks a gradient or gradients are checked for NaN and infinities.
+        Blocking: until all ranks have ended their pass, at most the communicator's limit. On a GPU, the host waits only
+        if this rank lacks a gradient, or if gradients are checked for NaN and infinities.
         """
         given = kwargs or {}
         create_graph = bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else given.get("create_graph", False))
@@ -280,7 +282,7 @@ class GradientReducer:
         earlier = {index: each for index, each in zip(indices, before, strict=True) if each is not None}
         hooks = DeferredHooks({} if original is None else hooked_of(zip(indices, trained, strict=True)))
         try:
-            made = self._count_made(earlier) if earlier and self._communicator.world_size > 1 else {}
+            made = self._take_made_by_hand(earlier) if earlier and self._communicator.world_size > 1 else {}
             for index in earlier:
                 self._parameters.all[index].grad = None
             if original is not None and self._local:
@@ -292,11 +294,11 @@ class GradientReducer:
                 run = None if original is None else functools.partial(original, *args, **given)
                 new = self._synchronised(run, contributions, create_graph=create_graph)
                 self._accumulation.forget(indices)
-                for_hooks = self._show({index: base for index, (base, _) in parts.items()}, new, hooks.indices)
+                for_hooks = self._set_gradients({index: base for index, (base, _) in parts.items()}, new, hooks.indices)
                 if for_hooks and original is not None:
                     hooks.give_back()
                     self._in_hooks = True
-                    # This pass of torch accumulates the gradients in the same order on every rank, and calls the hooks.
+                    # This pass of torch calls the hooks, and accumulates the gradients in the same order on every rank.
                     parameters = tuple(self._parameters.all[index] for index in for_hooks)
                     original(parameters, tuple(for_hooks.values()), create_graph=create_graph)
                 self._known.note([self._parameters.all[index] for index in new], by_hand=original is None)
@@ -315,7 +317,7 @@ class GradientReducer:
     def _synchronised(
         self, run: Callable[[], None] | None, contributions: dict[int, torch.Tensor], *, create_graph: bool
     ) -> dict[int, torch.Tensor]:
-        """Run a pass and return parameter index -> new global gradient, for gradients that any replica has."""
+        """Run a pass. Return, by index of the parameter, the new global gradients: those that any replica has."""
         noted, self._changed = self._changed, []
         exchange = self._exchange = self._begin_exchange(combined(noted), contributions)
         if run is not None:
@@ -328,8 +330,8 @@ class GradientReducer:
             found = {index: exchange.connected(index, gradient) for index, gradient in found.items()}
         self._repeated |= exchange.repeated
         self._twice_differentiable |= create_graph
-        if self._policy is not None and self._policy.looks:
-            self._look(self._policy, exchange, found)
+        if self._policy is not None and self._policy.must_check:
+            self._check_finite(self._policy, exchange, found)
         return found
 
     def _begin_exchange(self, checksum: torch.Tensor | None, contributions: dict[int, torch.Tensor]) -> Exchange:
@@ -348,17 +350,17 @@ class GradientReducer:
             hold_with=parameters.indices if self._twice_differentiable else self._repeated,
         )
 
-    def _look(self, policy: NonfinitePolicy, exchange: Exchange, new: dict[int, torch.Tensor]) -> None:
+    def _check_finite(self, policy: NonfinitePolicy, exchange: Exchange, new: dict[int, torch.Tensor]) -> None:
         """Check gradients for NaN and infinities before hooks and optimizers see them."""
-        brought = (self._parameters.all[index] for index in new)
-        if policy.refuses(brought, new_are_finite=exchange.is_finite()):
+        parameters = (self._parameters.all[index] for index in new)
+        if policy.record_pass(parameters, are_finite=exchange.is_finite()):
             place = f"backward pass {self._num_passes} of batch {self._num_steps}"
-            raise policy.error(place, exchange.accuse(self._parameters.indices), self._parameters.all)
+            raise policy.error(place, exchange.locate_faults(self._parameters.indices), self._parameters.all)
 
-    def _show(
+    def _set_gradients(
         self, earlier: dict[int, torch.Tensor | None], new: dict[int, torch.Tensor], hooked: Collection[int]
     ) -> dict[int, torch.Tensor]:
-        """Set `.grad` to the sum of the earlier and the new gradients. Return the new ones of hooked parameters."""
+        """Set `.grad` to the sum of earlier and new gradients. Return the new ones of parameters with hooks instead."""
         parameters = self._parameters.all
         for index, gradient in new.items():
             if index not in hooked:
@@ -377,7 +379,7 @@ class GradientReducer:
                 parameter.grad = self._accumulation.add(index, gradient, new, self._weight.scale)
 
     def _exchange_made_by_hand(self, made: dict[int, torch.Tensor]) -> None:
-        """Run a pass that exchanges gradients made by hand only, and write the result into their tensors."""
+        """Run a pass that exchanges only gradients made by hand, and write the result into the program's tensors."""
         parameters = [self._parameters.all[index] for index in made]
         frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         for parameter in frozen:  # only trained parameters have a slot in a bucket
@@ -387,22 +389,22 @@ class GradientReducer:
                 self._parameters.all[index].grad = self._as_local(index, gradient)
             self._run(None)
             for parameter, gradient in zip(parameters, made.values(), strict=True):
-                parameter.grad = _written(gradient, parameter.grad)
+                parameter.grad = _write_into(gradient, parameter.grad)
             self._known.note(parameters, by_hand=True)  # `.grad` is another tensor now
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
 
-    def _count_made(self, earlier: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Return the gradients of `earlier` that were made by hand, after adding them to the local accumulation."""
+    def _take_made_by_hand(self, earlier: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Add the gradients of `earlier` that were made by hand to the local accumulation, and return them."""
         made = self._made_by_hand([self._parameters.all[index] for index in earlier], filled_anew=False)
         for index, gradient in made.items():
-            shown = self._as_local(index, gradient)
-            if shown is None:
+            local = self._as_local(index, gradient)
+            if local is None:
                 del earlier[index]
                 self._parameters.all[index].grad = None
             else:
-                earlier[index] = shown
+                earlier[index] = local
         return made
 
     def _is_local(self, parameter: torch.nn.Parameter) -> bool:
@@ -410,7 +412,7 @@ class GradientReducer:
         return index is not None and parameter.grad is not None and self._accumulation.holds(index, parameter.grad)
 
     def _made_by_hand(self, parameters: Iterable[torch.nn.Parameter], *, filled_anew: bool) -> dict[int, torch.Tensor]:
-        """Return the gradients that this replica has made by hand, by number, and record the changed gradients."""
+        """Return the gradients that the program has made by hand, by number. Record changed global gradients."""
         made: dict[int, torch.Tensor] = {}
         changed: dict[int, torch.Tensor] = {}
         for parameter in self._known.unknown(parameters):
@@ -427,7 +429,7 @@ class GradientReducer:
     def _as_local(self, index: int, gradient: torch.Tensor) -> torch.Tensor | None:
         """Add the new part of a gradient made by hand to the local accumulation, with the weight of this batch.
 
-        Return the new `.grad`: None where the replica's gradients count as zero and no global part exists.
+        Return the new `.grad`. It is None if this replica's gradients count as zero and there is no global part.
         """
         base = self._known.base_of(self._parameters.all[index])
         if not self._weight.counts:
@@ -437,12 +439,15 @@ class GradientReducer:
         return self._accumulation.add(index, base, new, self._weight.scale, by_hand=True)
 
 
-def _written(made: torch.Tensor, reduced: torch.Tensor | None) -> torch.Tensor | None:
-    """Copy `reduced` into the program's own tensor, which may be a view that the program fills again, and return it."""
+def _write_into(made: torch.Tensor, reduced: torch.Tensor | None) -> torch.Tensor | None:
+    """Copy `reduced` into the program's own tensor, and return that tensor.
+
+    The program may fill its tensor again later, for example a view of a larger one. Return `reduced` if the copy fails.
+    """
     if reduced is None or made.requires_grad or made.layout is not reduced.layout or made.is_sparse:
         return reduced
     try:
         with torch.no_grad():
             return made.copy_(reduced)
-    except RuntimeError:  # an expanded tensor, one of inference mode
+    except RuntimeError:  # an expanded tensor, or a tensor of inference mode
         return reduced

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar, final
 
 from raydist.core.errors import OutOfRangeError
-from raydist.core.fork_guard import OwningProcess, note_inherited
+from raydist.core.fork_guard import OwningProcess, register_after_fork
 from raydist.options import Options
 from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.elements.blocks import Block
@@ -84,9 +84,9 @@ class DatasetIterator(Generic[_T]):
         self._lock = threading.RLock()  # for all else; reentrant, because a user's function may call its own iterator
         self._order = KeyOrder()
         self._process = OwningProcess("This iterator")
-        note_inherited(self)
+        register_after_fork(self)
 
-    def became_a_copy(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Drop the elements in memory after a fork: they belong to the parent."""
         self._rows, self._unconverted = iter([]), None
 

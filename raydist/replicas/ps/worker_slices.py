@@ -122,7 +122,7 @@ class PushPlans:
                     "replaced by an ordinary tensor. Change it in place."
                 )
             rows, values = pending[0].cpu(), pending[1].detach().to("cpu", spec.dtype)
-            for server, places in rows_by_server(spec, rows, num_servers, everybody=True).items():
+            for server, places in rows_by_server(spec, rows, num_servers, all_servers=True).items():
                 found[server] += [rows[places], values[places]]
         return found
 

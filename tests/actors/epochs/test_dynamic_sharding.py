@@ -34,10 +34,10 @@ class Dealing(RuleBasedStateMachine):
     @rule(worker=WORKERS, size=st.integers(1, 4))
     def claim(self, worker: int, size: int) -> None:
         reader = worker, self.generations[worker]
-        split = self.splits.again(reader)
+        split = self.splits.assign_returned(reader)
         if split is None:
             place = self.splits.next_place
-            split = self.splits.give(reader, QueueEntry(place, ({},) * size))
+            split = self.splits.assign_next(reader, QueueEntry(place, ({},) * size))
         self.given[worker] += batches_of(split)
 
     @rule(worker=WORKERS, part=st.floats(0, 1))
@@ -52,14 +52,14 @@ class Dealing(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def die(self, worker: int) -> None:
-        self.splits.lost((worker, self.generations[worker]), self.used[worker])
+        self.splits.return_splits((worker, self.generations[worker]), self.used[worker])
         self.generations[worker] += 1
         self.given[worker], self.used[worker] = [], 0
 
     def teardown(self) -> None:
         for worker in range(3):
             self.die(worker)
-        while (split := self.splits.again((0, 99))) is not None:
+        while (split := self.splits.assign_returned((0, 99))) is not None:
             self.for_good += batches_of(split)
         assert sorted(self.for_good) == list(range(self.splits.next_place))
 
@@ -70,9 +70,9 @@ TestDealing = Dealing.TestCase
 
 def test_what_comes_for_a_reader_that_has_died_meanwhile_is_for_the_next() -> None:
     splits = SplitAssignments()
-    splits.lost((0, 0), 0)
-    splits.give((0, 0), QueueEntry(0, ({}, {})))
-    again = splits.again((1, 0))
+    splits.return_splits((0, 0), 0)
+    splits.assign_next((0, 0), QueueEntry(0, ({}, {})))
+    again = splits.assign_returned((1, 0))
     assert again is not None
     assert batches_of(again) == [0, 1]
 
@@ -122,7 +122,7 @@ def test_the_unused_rest_of_a_reader_that_died_comes_before_anything_new() -> No
     split_server = SplitServer(served)
     split_server.claim((0, 0), 0)
     split_server.claim((0, 0), 0)
-    split_server.lost((0, 0), 1)
+    split_server.return_splits((0, 0), 1)
     assert [places(split_server.claim((1, 0), 0)) for _ in range(3)] == [(1, 2), (2, 4), (4, 6)]
 
 

@@ -207,7 +207,7 @@ def parts(count: int = 3, dtype: str = "float32", rows: int = 64) -> list[np.nda
 @pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "uint8"])
 def test_parts_are_one_array_of_the_memory_that_they_were_written_to(dtype: str) -> None:
     given = parts(dtype=dtype, rows=128)
-    assert ConcatenatedParts.suit(given)
+    assert ConcatenatedParts.saves_time(given)
     whole, memory = through_store(ConcatenatedParts(given))
     assert (whole.dtype, whole.shape) == (given[0].dtype, (384, 256))
     assert (whole == np.concatenate(given)).all()
@@ -224,11 +224,11 @@ def test_parts_that_do_not_follow_each_other_are_joined() -> None:
 
 
 def test_only_large_parts_without_gaps_are_kept_apart() -> None:
-    assert not ConcatenatedParts.suit(parts(1))
-    assert not ConcatenatedParts.suit(parts(rows=2))
-    assert not ConcatenatedParts.suit([np.zeros((9_001, 1), np.uint8)] * 8)
-    assert not ConcatenatedParts.suit([part.T for part in parts()])
-    assert not ConcatenatedParts.suit([part.astype(object) for part in parts()])
+    assert not ConcatenatedParts.saves_time(parts(1))
+    assert not ConcatenatedParts.saves_time(parts(rows=2))
+    assert not ConcatenatedParts.saves_time([np.zeros((9_001, 1), np.uint8)] * 8)
+    assert not ConcatenatedParts.saves_time([part.T for part in parts()])
+    assert not ConcatenatedParts.saves_time([part.astype(object) for part in parts()])
 
 
 def test_a_group_of_large_steps_is_written_once_and_read_where_it_lies() -> None:

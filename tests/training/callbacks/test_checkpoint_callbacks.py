@@ -117,7 +117,7 @@ def test_two_are_kept_and_the_one_before_is_taken_where_the_last_is_damaged(tmp_
     assert kept == ["ckpt-3", "ckpt-4"]
     damaged = next((tmp_path / "ckpt-4").glob("model*.safetensors"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.warns(RuntimeWarning, match="The checkpoint before it is tried"):
+    with pytest.warns(RuntimeWarning, match="Trying the previous checkpoint"):
         assert train(rd.BackupAndRestore(tmp_path, **settings)) == train()
     assert sorted(path.name for path in tmp_path.glob("ckpt-*")) == ["ckpt-8", "ckpt-9"]
 
