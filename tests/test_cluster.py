@@ -18,6 +18,7 @@ from raydist.cluster.nodes import (
     Cluster,
     Node,
     _keeping_breakpoints,
+    _start,
     address_for,
     connect,
     place,
@@ -266,3 +267,23 @@ def test_without_ray_nothing_is_drained_and_nothing_started() -> None:
 def test_a_cluster_whose_nodes_stay(ray_cluster: None) -> None:
     assert draining_nodes() == frozenset()
     assert len(this_node()) == 56
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_ray_that_starts_too_slowly_is_started_once_more(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [Exception("The current node timed out during startup. The GCS may be overloaded.")] * failures
+    started: list[Any] = []
+
+    def init_local(*_: Any, **__: Any) -> None:
+        if errors:
+            raise errors.pop()
+        started.append(1)
+
+    monkeypatch.setattr("raydist.cluster.nodes.init_local", init_local)
+    monkeypatch.setattr("raydist.cluster.nodes.ray.shutdown", lambda: None)
+    if failures == 1:
+        _start()
+        assert started == [1]
+    else:
+        with pytest.raises(DeadlineExceededError, match="must start within the 30 s.*Try again"):
+            _start()

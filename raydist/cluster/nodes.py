@@ -43,6 +43,7 @@ _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's description of the job, for the job's driver
 
+_TOO_SLOW = "timed out during startup"  # in the message of Ray's error
 _AT_ONCE_S = 0.2  # bundles that fit are placed within this time
 
 _log = logging.getLogger("raydist")
@@ -186,7 +187,22 @@ def _keeping_breakpoints() -> Iterator[None]:
 
 
 def _start() -> None:
-    init_local(_FREE_AT_ONCE, include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1})
+    """Start Ray, once more if a busy machine was too slow for the 30 s that Ray allows its processes."""
+    for is_last in (False, True):
+        try:
+            init_local(
+                _FREE_AT_ONCE, include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1}
+            )
+            return
+        except Exception as error:  # Ray has no class for this error
+            if _TOO_SLOW not in str(error):
+                raise
+            ray.shutdown()
+            if is_last:
+                raise DeadlineExceededError(
+                    "A local Ray must start within the 30 s that Ray allows, but it was too slow twice: the machine is "
+                    "busy. Try again, or start Ray before (`ray start --head`) and set RAY_ADDRESS=auto."
+                ) from error
 
 
 def _await_end() -> None:

@@ -323,6 +323,7 @@ class Boundaries:
             self._is_ending = False
         self._has_ended = True
         if ends:
+            _log.warning("%s Start the program again to continue from there.", ends[0])
             raise ends[0]
 
     def end_after_last_step(self) -> None:

@@ -184,7 +184,8 @@ class SummaryWriter:
             self._remark(
                 "step",
                 f"The step of summaries must advance, but {record.name!r} was recorded {count} times at step {step}. "
-                "Pass step=, or add 1 to rd.get_global_step() in each of your steps.",
+                "Pass step=, or add 1 in each step to rd.get_global_step(), called in the scope of your strategy "
+                "(outside of a scope it is another number).",
             )
 
     def _remark(self, key: str, text: str) -> None:
