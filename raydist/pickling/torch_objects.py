@@ -1,10 +1,11 @@
-"""Pickling of torch objects that torch or pickle would not send as replicas need them, and of results of steps.
+"""Pickling of torch objects whose default pickling does not suit replicas, and of the results of steps.
 
-Tensors are sent as bytes, each storage once, so that views and tied tensors still share memory. Results of
-`torch.compile` hold guards and compiled code of this process; the original and the arguments are sent, and each replica
-compiles again. A module under `torch.nn.utils.parametrize` has a class made at run time, which torch refuses to pickle;
-the replica makes the class again from the module's `parametrizations`. Tensors that a step returned are packed without
-graph and device.
+- Tensors: the pickle contains the bytes of each storage once, so that views and tied tensors still share memory.
+- Results of `torch.compile` hold guards and compiled code of this process. The pickle contains the original and the
+  arguments of the call, and each replica compiles again.
+- Modules under `torch.nn.utils.parametrize` have a class made at run time, which torch refuses to pickle. The replica
+  makes the class again from the module's `parametrizations`.
+- Tensors that a step returns are packed without their autograd graph and device.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ def require_step_of_class(optimizer: torch.optim.Optimizer) -> None:
     >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     >>> require_step_of_class(optimizer)
     """
-    own = attributes(optimizer).get("step")  # of a mirrored one, `vars` would wait for the steps under way
-    if own is not None and not is_wrapped_step(own):
+    replaced = attributes(optimizer).get("step")  # `vars` of a mirrored optimizer would wait for running steps
+    if replaced is not None and not is_wrapped_step(replaced):
         name = type(optimizer).__name__
         raise FailedPreconditionError(
-            f"The step of an optimizer must be that of its class, since replicas run that one, but this {name} was "
-            f"given another: {own!r:.80}. Use register_step_pre_hook or register_step_post_hook, or derive a class."
+            f"An optimizer must use the `step` of its class, since replicas run that one, but this {name} has another "
+            f"`step`: {replaced!r:.80}. Use register_step_pre_hook or register_step_post_hook, or derive a class."
         )
 
 
@@ -54,7 +55,7 @@ class StorageBytes:
         self._tensor: torch.Tensor | None = None
 
     def bytes_tensor(self) -> torch.Tensor:
-        """Return the memory as a uint8 tensor; every call returns the same memory."""
+        """Return a uint8 tensor over the memory. Every call returns the same tensor."""
         if self._tensor is None:
             array = self._array if self._array.flags.writeable else self._array.copy()
             self._tensor = torch.from_numpy(array)
@@ -87,7 +88,7 @@ class ReplicaDevice:
 
 @final
 class DeferredReduction:
-    """An object whose reduction `reduce` computes when the pickler reaches it."""
+    """An object that calls `reduce` for its pickle reduction once the pickler reaches the object."""
 
     def __init__(self, reduce: Callable[[], tuple[Any, ...]]) -> None:
         self._reduce = reduce
@@ -98,7 +99,7 @@ class DeferredReduction:
 
 @final
 class TensorReducer:
-    """The reductions of the tensors in one pickle.
+    """A factory of pickle reductions for the tensors of one pickle. A storage that tensors share is pickled once.
 
     Args:
         to_replica: Move tensors to the device of the replica that unpickles them, except CPU scalars that are not
@@ -109,20 +110,20 @@ class TensorReducer:
         self._to_replica = to_replica
         self._replica_device = ReplicaDevice()
         self._storages: dict[tuple[int, int], StorageBytes] = {}
-        self._copies: list[torch.Tensor] = []  # kept alive because storages are told apart by address
+        self._copies: list[torch.Tensor] = []  # kept alive, because `_storages` identifies a storage by its address
 
     def reduce(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
-        """Return the reduction of `tensor`; None to use torch's own (sparse, quantised, ...)."""
+        """Return the reduction of `tensor`; None to leave it to torch (sparse, quantised, ...)."""
         with plain_tensors():
             if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
                 return None
-            if tensor.is_conj() or tensor.is_neg():  # the memory does not hold the values
+            if tensor.is_conj() or tensor.is_neg():  # lazy: the memory holds the values before that
                 return None
             if isinstance(tensor, RowGradient):
                 return None
             is_parameter = isinstance(tensor, torch.nn.Parameter)
-            moves = tensor.device.type != "cpu" or (self._to_replica and (tensor.dim() > 0 or is_parameter))
-            device = self._replica_device if moves else "cpu"
+            to_replica_device = tensor.device.type != "cpu" or (self._to_replica and (tensor.dim() > 0 or is_parameter))
+            device = self._replica_device if to_replica_device else "cpu"
             values = self._readable(tensor.detach())
             arguments = (DeferredReduction(lambda: self._reduce_view(values)), device, tensor.requires_grad)
             return _rebuild_parameter if is_parameter else _rebuild_tensor, arguments
@@ -132,14 +133,14 @@ class TensorReducer:
         return _rebuild_view, (self.storage_of(tensor), tensor.dtype, geometry)
 
     def _readable(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, or a CPU copy of an XLA tensor, whose storage has no bytes."""
+        """Return the tensor; for an XLA tensor, whose storage has no bytes, return a CPU copy."""
         if tensor.device.type != "xla":
             return tensor
         self._copies.append(tensor.cpu())
         return self._copies[-1]
 
     def storage_of(self, tensor: torch.Tensor) -> StorageBytes:
-        """Return the one `StorageBytes` in this pickle for the memory of `tensor`."""
+        """Return the `StorageBytes` for the storage of `tensor`: one object for all tensors that share the storage."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), storage.nbytes()
         if key not in self._storages:
@@ -148,7 +149,7 @@ class TensorReducer:
         return self._storages[key]
 
 
-_MARK = "get_compiler_config"  # an attribute that torch sets on each function that it compiles
+_COMPILED_MARK = "get_compiler_config"  # torch sets this attribute on every function that it compiles
 
 
 def reduce_compiled(obj: Any) -> tuple[Any, ...] | None:
@@ -161,11 +162,11 @@ def reduce_compiled(obj: Any) -> tuple[Any, ...] | None:
 
 
 def original_of(obj: Any) -> Any:
-    """Return the original of a result of `torch.compile`, None for other objects."""
+    """Return the function or module that `torch.compile` has compiled to `obj`; None for other objects."""
     if isinstance(obj, types.FunctionType):
-        # functools.wraps copies the mark to functions that wrap a compiled one, too.
+        # functools.wraps copies the attribute to a function that wraps a compiled function.
         inner = vars(obj).get("__wrapped__")
-        return inner if _MARK in vars(obj) and _MARK not in getattr(inner, "__dict__", {}) else None
+        return inner if _COMPILED_MARK in vars(obj) and _COMPILED_MARK not in getattr(inner, "__dict__", {}) else None
     if isinstance(obj, torch.nn.Module) and "dynamo_ctx" in vars(obj):
         return next(iter(module_table(obj).values()))
     return None
@@ -193,7 +194,7 @@ def _arguments(context: Any) -> dict[str, Any]:
 
 
 def _backend_of(context: Any) -> Any:
-    """Return the object in the chain of compiler callbacks that holds `backend`, `options` and `dynamic`; else None."""
+    """Search the chain of compiler callbacks for the object with the arguments of `torch.compile`; else return None."""
     waiting, seen = [getattr(context, "callback", None)], set()
     for each in waiting:
         held = getattr(each, "__dict__", {})
@@ -210,16 +211,16 @@ def _compile_again(original: Callable[..., Any], arguments: dict[str, Any]) -> A
 
 def reduce_parametrized(module: Any) -> tuple[Any, ...] | None:
     """Return the pickle reduction of a parametrized module, None for other objects."""
-    if not isinstance(module, torch.nn.Module) or not _names(module):
+    if not isinstance(module, torch.nn.Module) or not _parametrized_names(module):
         return None
     return _new, (parametrize.type_before_parametrizations(module),), attributes(module), None, None, _set_state
 
 
 def match_class(module: torch.nn.Module) -> None:
-    """Give a module the class that fits its `parametrizations`, which may have changed."""
-    # `__class__` instead of type(): the type of a mirrored module is a subclass of the class to compare.
-    cls, names = module.__class__, _names(module)
-    plain = cls.__bases__[0] if _is_injected(cls) else cls
+    """Set the class of a module to the one that its current `parametrizations` require."""
+    # Not type(module): the type of a mirrored module is a subclass of the class to compare.
+    cls, names = module.__class__, _parametrized_names(module)
+    plain = cls.__bases__[0] if _is_parametrized_class(cls) else cls
     if not names and plain is not cls:
         module.__class__ = plain
     elif any(not isinstance(vars(cls).get(name), property) for name in names):
@@ -227,21 +228,21 @@ def match_class(module: torch.nn.Module) -> None:
 
 
 def _parametrized_class(cls: type[torch.nn.Module], names: Sequence[str]) -> type[torch.nn.Module]:
-    """Return a parametrized class, which torch makes for a temporary module."""
-    shell = _new(cls)
-    torch.nn.Module.__init__(shell)
+    """Return the class that torch makes if `names` of a module of class `cls` are parametrized."""
+    temporary = _new(cls)
+    torch.nn.Module.__init__(temporary)
     for name in names:
-        torch.nn.Module.register_parameter(shell, name, torch.nn.Parameter(torch.empty(0)))
-        parametrize.register_parametrization(shell, name, torch.nn.Identity(), unsafe=True)
-    return shell.__class__
+        torch.nn.Module.register_parameter(temporary, name, torch.nn.Parameter(torch.empty(0)))
+        parametrize.register_parametrization(temporary, name, torch.nn.Identity(), unsafe=True)
+    return temporary.__class__
 
 
-def _names(module: torch.nn.Module) -> list[str]:
+def _parametrized_names(module: torch.nn.Module) -> list[str]:
     held = module_table(module).get("parametrizations")
     return [] if held is None else list(module_table(held))
 
 
-def _is_injected(cls: type) -> bool:
+def _is_parametrized_class(cls: type) -> bool:
     return cls.__name__.startswith("Parametrized") and "__getstate__" in vars(cls)
 
 
@@ -255,7 +256,9 @@ def _set_state(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def by_fields(self: Any) -> tuple[type, tuple[Any, ...]]:
-    """Reduce a dataclass with slots and no base to one call of its class; the default loops over fields in Python.
+    """Return the pickle reduction of a dataclass with slots and no base: one call of its class.
+
+    The default reduction is slower, because it loops over the fields in Python.
 
     >>> import pickle
     >>> from dataclasses import dataclass
@@ -264,11 +267,11 @@ def by_fields(self: Any) -> tuple[type, tuple[Any, ...]]:
     PartSource(object_index=3, leaf_index=0, value=None, place=1, on_host=False, nest='')
     """
     cls: Any = type(self)
-    return cls, _reader(cls)(self)
+    return cls, _field_getter(cls)(self)
 
 
 @functools.cache
-def _reader(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
+def _field_getter(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that reads all fields at once, in C."""
     names: tuple[str, ...] = cls.__slots__
     if len(names) == 1:
@@ -304,15 +307,15 @@ class PackedTensor:
         return self.array.nbytes
 
     def unpack(self) -> torch.Tensor:
-        # The mapping is read-only and shared; the user's tensor must be neither.
+        # The object store maps the array read-only and shared; the user's tensor must be writable and private.
         tensor: torch.Tensor = tensor_of_array(self.array.copy(), torch.from_numpy)
         return tensor
 
 
 @final
-@dataclass(slots=True)  # immutable, but not frozen: unpickling a frozen one takes twice as long, in every step
+@dataclass(slots=True)  # nothing changes it, but a frozen one takes twice as long to unpickle, in every step
 class PackedNumber:
-    """A zero-dimensional tensor, most often a loss: pickling an array takes ten times as long.
+    """A zero-dimensional tensor as a Python number, usually a loss. An array takes ten times as long to pickle.
 
     Attributes:
         value: The number.
@@ -342,15 +345,19 @@ Packed = PackedTensor | PackedNumber
 
 @final
 class PendingTensor:
-    """A GPU tensor whose copy to the host is under way; `read` waits for the copy and returns the tensor."""
+    """A GPU tensor that is being copied to the host.
+
+    Args:
+        read: Function that waits for the copy and returns the tensor on the host.
+    """
 
     __slots__ = ("_read",)
 
     def __init__(self, read: Callable[[], torch.Tensor]) -> None:
         self._read = read
 
-    def arrived(self) -> Packed | torch.Tensor:
-        """Return the packed tensor. Waits for the device."""
+    def wait(self) -> Packed | torch.Tensor:
+        """Wait for the copy, and return the packed tensor."""
         return pack_tensor(self._read())
 
 
@@ -362,7 +369,9 @@ def begin_packing(tensor: torch.Tensor) -> Packed | torch.Tensor | PendingTensor
 
 
 def pack_tensor(tensor: torch.Tensor) -> Packed | torch.Tensor:
-    """Pack a tensor, detached and on the CPU (waits for a GPU); return a plain copy if numpy lacks its layout.
+    """Detach a tensor, copy it to the CPU, and pack it. Waits for a GPU.
+
+    A layout that numpy does not have (sparse, quantised, ...) is not packed: the result is a plain tensor.
 
     >>> pack_tensor(torch.tensor(0.5, requires_grad=True)).unpack()
     tensor(0.5000)

@@ -1,7 +1,7 @@
-"""One state of the optimizers for all replicas: replica 0 applies the reduced gradient and sends the parameters.
+"""Optimizer steps on replica 0 only: it applies the reduced gradients and broadcasts the parameters.
 
 Every replica computes with a copy of the parameters on its device. Only replica 0 has the optimizers' state, in host
-memory, and only replica 0 runs `optimizer.step()`, on the CPU, while the others wait.
+memory, and only replica 0 runs `optimizer.step()`, on the CPU. The other replicas wait for the new parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWNER = 0
 
 @final
 class CentralVariables(StrategyHooks):
-    """Rules of replicas whose optimizers have their state on replica 0 only."""
+    """Strategy hooks that keep the state of the optimizers on replica 0 only."""
 
     replicates_optimizer_state = False
 
@@ -36,9 +36,9 @@ class CentralVariables(StrategyHooks):
     ) -> Any:
         if variables.num_replicas == 1:
             return step(*args, **kwargs)
-        # A closure runs the model, with collectives on all replicas: so each replica steps, with a state of its own.
+        # A closure runs the model, and collectives in it need all replicas. So each replica steps, with its own state.
         if any(map(callable, [*args, *kwargs.values()])):
-            sizes = _gather(variables, optimizer, len(optimizer.state))
+            sizes = _gather_numbers(variables, optimizer, len(optimizer.state))
             if len(set(sizes)) > 1:
                 states = variables.gather_objects(optimizer.state_dict() if variables.rank == _OWNER else None)
                 optimizer.load_state_dict(states[_OWNER])
@@ -48,8 +48,8 @@ class CentralVariables(StrategyHooks):
             with _on_cpu(optimizer):
                 result = step(*args, **kwargs)
         else:
-            optimizer.state.clear()  # after a restore or a failed step all replicas have the state
-        returns_value = _gather(variables, optimizer, int(result is not None))[_OWNER]
+            optimizer.state.clear()  # a restore or a failed step leaves a state on all replicas
+        returns_value = _gather_numbers(variables, optimizer, int(result is not None))[_OWNER]
         _broadcast(variables, _parameters_of(optimizer))
         return variables.gather_objects(result)[_OWNER] if returns_value else None
 
@@ -60,18 +60,21 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _on_cpu(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Return a context in which the parameters, gradients and state of an optimizer are in host memory."""
-    away = [(each, each.data, each.grad) for each in _parameters_of(optimizer) if each.device.type != "cpu"]
+    """Keep the parameters, gradients and state of an optimizer in host memory within the context.
+
+    On exit, the new values are copied to the devices of the parameters. The state stays in host memory.
+    """
+    on_device = [(each, each.data, each.grad) for each in _parameters_of(optimizer) if each.device.type != "cpu"]
     for state in optimizer.state.values():
         state.update({key: value.cpu() for key, value in state.items() if isinstance(value, torch.Tensor)})
     try:
-        for parameter, data, gradient in away:
+        for parameter, data, gradient in on_device:
             parameter.grad = None  # a gradient must be on the device of its parameter
             parameter.data = data.cpu()
             parameter.grad = None if gradient is None else gradient.cpu()
         yield
     finally:
-        for parameter, data, gradient in away:
+        for parameter, data, gradient in on_device:
             data.copy_(parameter.data)
             parameter.grad = None
             parameter.data = data
@@ -89,17 +92,17 @@ def _broadcast(variables: ReplicaVariables, parameters: Sequence[torch.Tensor]) 
                 each.copy_(values.view_as(each))
 
 
-def _gather(variables: ReplicaVariables, optimizer: torch.optim.Optimizer, number: int) -> list[int]:
-    """Return every replica's `number`, in rank order."""
-    doing = _title_of(optimizer, variables)
-    rows = variables.gather_numbers(doing, zlib.crc32(doing.encode()), number)
+def _gather_numbers(variables: ReplicaVariables, optimizer: torch.optim.Optimizer, number: int) -> list[int]:
+    """Return the `number` of each replica, in rank order. Raise if the replicas step different optimizers."""
+    title = _title_of(optimizer, variables)
+    rows = variables.gather_numbers(title, zlib.crc32(title.encode()), number)
     if len({code for code, _ in rows}) > 1:
         titles = [_title_of(each, variables) for each in variables.optimizers()]
         known = {zlib.crc32(title.encode()): title for title in titles}
         listed = describe_each([known.get(code, "something else") for code, _ in rows], "replica")
         raise CollectiveMismatchError(
-            f"All replicas must step the same optimizers, but came to {listed}. Look for a branch that only some "
-            "replicas take."
+            f"All replicas must step the same optimizer together, but they called: {listed}. Look for a branch that "
+            "only some replicas take."
         )
     return [given for _, given in rows]
 

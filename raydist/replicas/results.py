@@ -55,7 +55,7 @@ class StepResult:
         if not any(isinstance(leaf, PendingTensor) for leaf in self.leaves):
             return self
         return replace(
-            self, leaves=tuple(leaf.arrived() if isinstance(leaf, PendingTensor) else leaf for leaf in self.leaves)
+            self, leaves=tuple(leaf.wait() if isinstance(leaf, PendingTensor) else leaf for leaf in self.leaves)
         )
 
     def leaf(self, index: int) -> Any:

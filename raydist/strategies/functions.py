@@ -19,8 +19,8 @@ def get_strategy() -> Strategy:
     """Return the strategy whose scope or `run` this code is in. Does not block.
 
     Returns:
-        The strategy; in a step on a replica actor a view of it (numbers and arithmetic only); outside of every scope a
-        new `OneDeviceStrategy("cpu")`.
+        The strategy. In a step on a replica actor: a view of the strategy with only its numbers and arithmetic. Outside
+        of every scope: a new `OneDeviceStrategy("cpu")`.
 
     Source: tf.distribute.get_strategy.
 
@@ -41,9 +41,9 @@ def get_replica_context() -> ReplicaContext:
     """Return the context of the running step: this replica's rank, rows and collectives. Does not block.
 
     Returns:
-        The context of the replica that runs this code; outside of every scope that of the only replica. Inside a scope
-        but outside of `run` (the cross-replica context) there is none, and this is None. The annotation leaves None
-        out, so that step functions need no check.
+        The context of the replica that runs this code. Outside of every scope: the context of a single replica. Inside
+        a scope but outside of `run` (the cross-replica context): None. The annotation leaves None out, so that step
+        functions need no check for it.
 
     Source: tf.distribute.get_replica_context.
 
@@ -65,20 +65,20 @@ def get_replica_context() -> ReplicaContext:
 def get_global_step() -> torch.Tensor:
     """Return the number of global batches trained on: a mirrored int64 scalar, created by the first call.
 
-    `Model.fit` adds 1 for each global batch; your own loops add to the variable in the step or on the driver between
-    steps. A checkpoint contains it if it is made in the strategy's scope, has a module of the strategy, or no other
-    strategy is open. It is also the default step of summaries.
+    `Model.fit` adds 1 for each global batch. Your own loops add to the variable, in the step or on the driver between
+    steps. A checkpoint contains the variable if you make the checkpoint in the strategy's scope, if the checkpoint has
+    a module of the strategy, or if no other strategy is open. Summaries use the variable as their default step.
 
-    On the driver, reading the variable waits for dispatched steps; in a step it is the replica's own present value.
-    Under `ParameterServerStrategy` only the driver counts, closures that were applied: a closure sees the value that
-    the driver read or wrote last, and additions in a closure are lost. Outside of every scope there is one variable for
-    the process.
+    On the driver, reading the variable waits for dispatched steps. In a step, a replica reads its own current value.
+    Under `ParameterServerStrategy` only the driver counts, namely the closures that were applied. A closure sees the
+    value that the driver read or wrote last, and additions in a closure are lost. Outside of every scope, the process
+    has one variable.
 
     Returns:
         The variable itself: `rd.get_global_step().add_(1)` counts, `int(rd.get_global_step())` reads.
 
     Raises:
-        FailedPreconditionError: The strategy is closed; or a step calls this before the driver ever did.
+        FailedPreconditionError: The strategy is closed; or a step calls this before the driver has called it.
 
     Source: tf.compat.v1.train.get_or_create_global_step.
 
@@ -96,21 +96,21 @@ def get_global_step() -> torch.Tensor:
     found = strategy._find_counter()
     if found is None:
         raise FailedPreconditionError(
-            "The global step must be made by the driver, so that all replicas have the same, got a step that asks for "
-            "it first. Call rd.get_global_step() under the scope, before that step runs."
+            "The driver must create the global step, so that all replicas share it, but this step called "
+            "rd.get_global_step() first. Call rd.get_global_step() in the scope, before the step runs."
         )
     return found.value
 
 
 def step_counting(strategy: Strategy) -> Callable[[], Any]:
-    """Return the function by which a training step counts itself, if steps do."""
+    """Return a function for training steps that adds 1 to the global step. It does nothing if the driver counts."""
     return _Counting(strategy._make_counter()) if strategy._steps_count else _count_nothing
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counting:
-    """A function that adds 1 to the counter."""
+    """A picklable function that adds 1 to the global step."""
 
     counter: StepCounter
 
@@ -127,10 +127,10 @@ def compute_average_loss(
     sample_weight: torch.Tensor | float | None = None,
     global_batch_size: int | None = None,
 ) -> torch.Tensor:
-    """Return this replica's share of the global mean: the sum of its losses over the *global* number of rows.
+    """Return this replica's share of the global mean: the sum of its losses divided by the *global* number of rows.
 
-    The shares of all replicas add up to the mean over the global batch. Use it with
-    `RunOptions(gradient_reduce_op=ReduceOp.SUM)`; a plain local mean needs neither. Call it in step functions; it does
+    The shares of all replicas add up to the mean over the global batch. Use this function in steps together with
+    `RunOptions(gradient_reduce_op=ReduceOp.SUM)`. A step whose loss is the plain mean of its rows needs neither. Does
     not block.
 
     Shapes: (rows, ...) -> ().
@@ -138,8 +138,8 @@ def compute_average_loss(
     Args:
         per_example_loss: (rows, ...), one or more values per row; the values of a row are added.
         sample_weight: Multiplies the losses, broadcast from the left: (rows,) or a number.
-        global_batch_size: Rows of the global batch, >= 0; None takes `ctx.global_num_rows`, and without a distributed
-            batch this replica's rows times the number of replicas.
+        global_batch_size: Rows of the global batch, >= 0. None: `ctx.global_num_rows`, or without a distributed batch
+            the rows of this replica times the number of replicas.
 
     Returns:
         A scalar of the losses' dtype; 0 for a global batch without rows. Differentiable.
@@ -156,14 +156,14 @@ def compute_average_loss(
     """
     if in_cross_replica_context():
         raise FailedPreconditionError(
-            f"compute_average_loss must be called in the step function that strategy.run runs, this is the scope of a "
-            f"{type(get_strategy()).__name__}. Move the call into the step."
+            f"compute_average_loss must be called in the step function that strategy.run runs, but was called in the "
+            f"scope of a {type(get_strategy()).__name__}. Move the call into the step."
         )
     losses = torch.as_tensor(per_example_loss)
     if losses.dim() == 0:
         raise InvalidArgumentError(
-            "per_example_loss must have one loss per row, got a single number (a shape of ()). Give the loss function "
-            "reduction='none'."
+            "per_example_loss must have one loss per row, got a single number (shape ()). Create the loss function "
+            "with reduction='none'."
         )
     size = _global_size(global_batch_size, len(losses))
     if sample_weight is not None:

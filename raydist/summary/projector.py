@@ -17,8 +17,8 @@ from raydist.summary.media import encode_png, images_of
 from raydist.summary.record import as_array
 from raydist.summary.recording import condition, destination, require_driver, step_at
 
-_LIST = "projector_config.pbtxt"
-_MOST_PIXELS = 8192  # side of the largest picture that TensorBoard shows
+_CONFIG_FILE = "projector_config.pbtxt"
+_MAX_PIXELS = 8192  # width and height of the largest image that TensorBoard shows
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,14 +26,14 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 @final
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Checked points.
+    """The points of one embedding at one step, with labels and pictures. All shapes match.
 
     Attributes:
         name: Name of the points.
         step: Step of the points.
         points: Coordinates, (points, dimensions).
-        labels: Lines of the label table, with a header if there are several columns; None without labels.
-        sprite: All pictures in one, (height, width, channels); None without pictures.
+        labels: Lines of the table of labels, with a header if there are several columns; None without labels.
+        sprite: One image with a grid of all pictures, (height, width, channels); None without pictures.
         picture_size: Width and height of a picture.
     """
 
@@ -51,12 +51,12 @@ class Embedding:
 
     @property
     def folder(self) -> str:
-        """Folder of the files; a name cannot lead outside."""
+        """Folder of the files. The name is quoted, so that the folder is inside the log directory."""
         return f"projector/{quote(self.name, safe='').replace('.', '%2E')}-{self.step:05}"
 
 
 def embedding_of(name: str, points: _Array, metadata: Any, pictures: _Array | None, step: int) -> Embedding:
-    """Return the points after checking them.
+    """Check the arguments and return them as an `Embedding`.
 
     Raises:
         InvalidArgumentError: Shapes or lengths do not match.
@@ -78,29 +78,29 @@ def _labels(name: str, metadata: Any, count: int) -> tuple[str, ...]:
     if any(len(column) != count for column in columns):
         lengths = ", ".join(str(len(column)) for column in columns)
         raise InvalidArgumentError(
-            f"metadata of embedding {name!r} must have an entry for each of the {count} points, got {lengths}."
+            f"metadata of embedding {name!r} must have a label for each of the {count} points, got {lengths}."
         )
     rows = ["\t".join(map(_cell, row)) for row in zip(*columns, strict=True)]
-    if len(columns) == 1:  # these files have no header for a single column
+    if len(columns) == 1:  # TensorBoard expects no header above a single column
         return tuple(rows)
     return ("\t".join(map(_cell, metadata)), *rows)
 
 
 def _cell(value: Any) -> str:
-    return " ".join(str(value).split())  # tabs and line ends separate cells
+    return " ".join(str(value).split())  # a tab or line end would end the cell
 
 
 def _sprite(name: str, pictures: _Array, count: int) -> tuple[_Array, tuple[int, int]]:
     if len(pictures) != count:
         raise InvalidArgumentError(
-            f"images of embedding {name!r} must be one for each of the {count} points, got {len(pictures)}."
+            f"images of embedding {name!r} must have a picture for each of the {count} points, got {len(pictures)}."
         )
     tiles = np.stack(images_of(name, pictures, count, "NCHW").images)
     _, height, width, channels = tiles.shape
     side = math.ceil(math.sqrt(count))
-    if side * max(height, width) > _MOST_PIXELS:
+    if side * max(height, width) > _MAX_PIXELS:
         raise InvalidArgumentError(
-            f"images of embedding {name!r} must fit into {_MOST_PIXELS} x {_MOST_PIXELS} pixels, got {count} of "
+            f"images of embedding {name!r} must fit into {_MAX_PIXELS} x {_MAX_PIXELS} pixels, got {count} of "
             f"{height} x {width}. Make them smaller, or show fewer points."
         )
     padded = np.zeros((side * side, height, width, channels), np.uint8)
@@ -110,7 +110,7 @@ def _sprite(name: str, pictures: _Array, count: int) -> tuple[_Array, tuple[int,
 
 
 def write_embedding(logdir: str, embedding: Embedding) -> None:
-    """Write the files of an embedding, and list them last.
+    """Write the files of an embedding, then add them to the projector's configuration.
 
     Raises:
         InvalidArgumentError: The directory cannot be written to.
@@ -123,7 +123,7 @@ def write_embedding(logdir: str, embedding: Embedding) -> None:
             (folder / "metadata.tsv").write_text("".join(f"{line}\n" for line in embedding.labels), encoding="utf-8")
         if embedding.sprite is not None:
             (folder / "sprite.png").write_bytes(encode_png(embedding.sprite))
-        _list(Path(logdir) / _LIST, embedding)
+        _add_to_config(Path(logdir) / _CONFIG_FILE, embedding)
     except OSError as error:
         raise InvalidArgumentError(
             f"The directory of summaries must be one that this program can write, got {logdir!r}: {error}. "
@@ -131,13 +131,13 @@ def write_embedding(logdir: str, embedding: Embedding) -> None:
         ) from error
 
 
-def _list(path: Path, embedding: Embedding) -> None:
+def _add_to_config(path: Path, embedding: Embedding) -> None:
     entry = _entry(embedding)
-    known = path.read_text(encoding="utf-8") if path.exists() else ""
-    if entry in known:
+    content = path.read_text(encoding="utf-8") if path.exists() else ""
+    if entry in content:
         return
     new = path.with_suffix(".new")
-    new.write_text(known + entry, encoding="utf-8")
+    new.write_text(content + entry, encoding="utf-8")
     os.replace(new, path)
 
 
@@ -153,7 +153,7 @@ def _entry(embedding: Embedding) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote for protobuf's text format: special bytes as octal numbers."""
+    """Quote a text for protobuf's text format, with special bytes as octal numbers."""
     plain = text.encode()
     return '"' + "".join(chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:03o}" for b in plain) + '"'
 
@@ -167,7 +167,7 @@ def embedding(
 ) -> bool:
     """Show points in TensorBoard's projector. For the driver only.
 
-    The files are written at once, into the directory of the writer.
+    The call writes the files immediately, into the directory of the current summary writer.
 
     Shapes: (points, dimensions); images (points, channels, height, width).
 
@@ -176,7 +176,8 @@ def embedding(
         data: Coordinates of the points.
         metadata: A label for each point; or several columns of labels, by name.
         images: A picture for each point: uint8, or float in [0, 1]; together at most 8192 x 8192 pixels.
-        step: The step; None: the step of the writer's `as_default`, else the global step. Steps are listed separately.
+        step: The step; None: the step of the writer's `as_default`, else the global step. The projector lists each step
+            separately.
 
     Returns:
         True if there is a writer; without one the call does nothing.

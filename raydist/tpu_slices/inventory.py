@@ -1,4 +1,4 @@
-"""The TPU slices that a cluster's hosts form, and the choice of one. Pure functions."""
+"""Pure functions that find the TPU slices of a cluster and choose the shape of the slice to reserve."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ray.util.tpu import get_tpu_version_from_type, get_tpu_worker_resources
 from raydist.compat.ray_internals import VALID_TPU_TOPOLOGY
 from raydist.core.errors import InvalidArgumentError
 
-# Versions with two PJRT devices per chip, others have one (torch_xla/_internal/tpu.py: num_logical_cores_per_chip).
-_TWO_DEVICES = ("v2", "v3", "v7x")
-_CORES_A_CHIP = {"v5litepod": 1, "v6e": 1}  # pod types of other versions count two cores per chip
+# Versions with two PJRT devices per chip. All others have one (torch_xla/_internal/tpu.py: num_logical_cores_per_chip).
+_TWO_DEVICES_PER_CHIP = ("v2", "v3", "v7x")
+_CORES_PER_CHIP = {"v5litepod": 1, "v6e": 1}  # pod types of other versions count two cores per chip
 
 
 @final
@@ -36,7 +36,7 @@ class SliceShape:
 
     @staticmethod
     def of(version: str, topology: str, chips_per_host: int | None = None) -> SliceShape:
-        """Return the shape of a slice with valid names (see :func:`check_names`).
+        """Return the shape of a slice. :func:`check_names` must have accepted both names.
 
         Args:
             version: Version of the chips.
@@ -54,8 +54,8 @@ class SliceShape:
         chips = num_chips(topology)
         if chips_per_host is not None and (chips_per_host > chips or chips % chips_per_host):
             raise InvalidArgumentError(
-                f"The {chips} chips of topology {topology!r} must be those of whole hosts, but each TPU host here has "
-                f"{chips_per_host}. Name the topology of the slice that the hosts form."
+                f"The {chips} chips of topology {topology!r} must fill whole hosts, but each TPU host of the cluster "
+                f"has {chips_per_host} chips. Pass the topology of the slice that the hosts form."
             )
         num_hosts, resources = get_tpu_worker_resources(
             topology, version, chips_per_vm=chips_per_host, tpu_resource_per_chip=1
@@ -65,7 +65,7 @@ class SliceShape:
     @property
     def devices_per_host(self) -> int:
         """The number of torch_xla devices on each host; each runs one replica."""
-        return self.chips_per_host * (2 if self.version in _TWO_DEVICES else 1)
+        return self.chips_per_host * (2 if self.version in _TWO_DEVICES_PER_CHIP else 1)
 
     @property
     def pod_type(self) -> str:
@@ -74,7 +74,7 @@ class SliceShape:
         >>> SliceShape.of("v4", "2x2x2").pod_type, SliceShape.of("v5litepod", "4x4").pod_type
         ('v4-16', 'v5litepod-16')
         """
-        return f"{self.version}-{num_chips(self.topology) * _CORES_A_CHIP.get(self.version, 2)}"
+        return f"{self.version}-{num_chips(self.topology) * _CORES_PER_CHIP.get(self.version, 2)}"
 
     def __str__(self) -> str:
         hosts = "host" if self.num_hosts == 1 else "hosts"
@@ -113,7 +113,7 @@ def parse_version(accelerator_version: str) -> str:
 
 
 def check_names(topology: str | None, accelerator_version: str | None) -> tuple[str | None, str | None]:
-    """Return topology and version in Ray's notation, None where not given.
+    """Return topology and version in Ray's notation; None stays None.
 
     Raises:
         InvalidArgumentError: The version does not exist, or no such version has this topology.
@@ -186,7 +186,7 @@ def choose_shape(
         raise InvalidArgumentError(
             "TPUStrategy needs nodes with TPU chips, and the cluster has none. Start Ray on the hosts of a slice (ray "
             "start --address=...; it finds their chips), or use rd.MirroredStrategy for GPUs and CPUs. In a cluster "
-            "that grows by itself, name topology and accelerator_version."
+            "that adds nodes on demand, pass topology and accelerator_version."
         )
     fitting = [host for host in hosts if _fits(host, topology, version)]
     kinds = {(host.version or version, host.topology or topology, host.chips) for host in fitting}
@@ -196,20 +196,20 @@ def choose_shape(
         return SliceShape.of(str(found_version), str(found_topology), chips)
     wanted = " ".join(filter(None, (version, topology))) or "any slice"
     raise InvalidArgumentError(
-        f"topology and accelerator_version must name one kind of slice, but {wanted} is "
-        f"{f'{len(kinds)} kinds' if fitting else 'none'} of those in the cluster: {describe_slices(hosts)}."
+        f"topology and accelerator_version must name one kind of slice, but {wanted} matches "
+        f"{len(kinds) or 'no'} kinds of slices in the cluster: {describe_slices(hosts)}."
     )
 
 
 def _fits(host: TpuHost, topology: str | None, version: str | None) -> bool:
-    """Return True if a host's labels do not contradict the topology and version; missing labels fit everything."""
+    """Return True if the labels of a host match the topology and version. A missing label matches everything."""
     return (not host.topology or topology in (None, host.topology)) and (
         not host.version or version in (None, host.version)
     )
 
 
 def count_whole(hosts: Sequence[TpuHost], shape: SliceShape) -> int:
-    """Return the number of slices of this shape whose hosts are all in the cluster, free or not.
+    """Return the number of complete slices of this shape: all their hosts are in the cluster, free or reserved.
 
     >>> hosts = [TpuHost("10.0.0.1", 4, 4, "a", "v4-16", "2x2x2"), TpuHost("10.0.0.2", 4, 4, "a", "v4-16", "2x2x2")]
     >>> count_whole(hosts, SliceShape.of("v4", "2x2x2")), count_whole(hosts[:1], SliceShape.of("v4", "2x2x2"))
@@ -223,9 +223,10 @@ def count_whole(hosts: Sequence[TpuHost], shape: SliceShape) -> int:
 
 
 def labels_of_single_host(hosts: Sequence[TpuHost], shape: SliceShape) -> dict[str, str]:
-    """Return labels by which Ray finds a slice of one host; by chips alone, Ray may take a host of another slice.
+    """Return the node labels that select a slice of one host in Ray.
 
-    Empty for slices of several hosts, which Ray finds by slice name, and for hosts without labels.
+    If Ray selected by the number of chips alone, it could reserve a host of another kind of slice. The result is empty
+    for slices of several hosts, which Ray selects by slice name, and for hosts without labels.
 
     >>> hosts = [TpuHost("10.0.0.1", 4, 4, "a", "v4-16", "2x2x2"), TpuHost("10.0.0.3", 4, 4, "b", "v5litepod-4", "2x2")]
     >>> labels_of_single_host(hosts, SliceShape.of("v5litepod", "2x2", 4))
@@ -245,7 +246,7 @@ def _hosts_of(hosts: Sequence[TpuHost], shape: SliceShape) -> list[TpuHost]:
 
 
 def describe_slices(hosts: Sequence[TpuHost]) -> str:
-    """Return a text of all slices with their hosts, for messages.
+    """Return a description of all slices and their hosts, for error messages.
 
     >>> describe_slices([TpuHost("10.0.0.1", 4, 0, "a", "v4-8", "2x2x1")])
     "slice 'a' (v4-8, 2x2x1): host 10.0.0.1 with 0 of 4 chips free"
@@ -255,11 +256,11 @@ def describe_slices(hosts: Sequence[TpuHost]) -> str:
     slices: dict[tuple[str, str, str], list[TpuHost]] = {}
     for host in hosts:
         slices.setdefault((host.slice_name, host.pod_type, host.topology), []).append(host)
-    said = []
+    texts = []
     for (name, pod_type, topology), members in slices.items():
         kind = f" ({pod_type or 'no pod type'}, {topology or 'no topology'})"
         listed = ", ".join(
             f"host {host.address} with {host.free_chips:g} of {host.chips} chips free" for host in members
         )
-        said.append(f"slice {name!r}{kind}: {listed}" if name else f"a host without a slice's name{kind}: {listed}")
-    return "; ".join(said) or "no TPU host at all"
+        texts.append(f"slice {name!r}{kind}: {listed}" if name else f"a host without a slice name{kind}: {listed}")
+    return "; ".join(texts) or "no TPU host at all"

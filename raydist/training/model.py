@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 @final
 class Model(CompiledModel):
-    """A module with `compile`, `fit`, `evaluate` and `predict`, on the strategy in whose scope it was created.
+    """A torch module with `compile`, `fit`, `evaluate` and `predict`, on the strategy in whose scope it is created.
 
-    Every number equals that of a single replica: the optimised loss is the loss of the *global* batch, and losses and
-    metrics count every row once, independent of the division of rows among replicas. A module that computes its own
-    loss, as Hugging Face models do, is compiled with `loss="model"`, takes dicts, and saves itself:
+    Losses and metrics equal those of a single replica: the optimised loss is the loss of the *global* batch, and every
+    row counts once, independent of the division of rows among replicas. For a module that computes its own loss, as
+    Hugging Face models do, use `compile(loss="model")` and datasets of dicts. Save such a module by itself:
     `model.module.save_pretrained(directory)`.
 
     Elements of datasets are (x, y) or (x, y, sample_weight), batched by the global batch size; arrays and torch
-    DataLoaders are accepted as well. The module is called with x; a plain tuple is unpacked into its arguments. With
+    DataLoaders are accepted as well. The module is called with x, or with the items of x if x is a plain tuple. With
     sample weights the loss is sum(w * loss) / sum(w) over the global batch. Metrics do not see the weights.
 
     Args:
@@ -105,18 +105,18 @@ class Model(CompiledModel):
         including labels, a tuple of arguments, or a single argument.
 
         Args:
-            x: A dataset, batched by the global batch size; each epoch iterates it anew. Or arrays or tensors, one or a
-                nest of them. Or a torch DataLoader with global batches: see `Dataset.from_torch`.
+            x: A dataset, batched by the global batch size; each epoch iterates the dataset again. Or an array, a tensor
+                or a nest of them. Or a torch DataLoader with global batches: see `Dataset.from_torch`.
             y: Targets for arrays x; datasets contain their targets.
             batch_size: Rows of a global batch of arrays; None: 32.
             epochs: Number of the last epoch, >= 1, counted from 1.
-            steps_per_epoch: Batches per epoch, >= 1; None: all batches. With a number the iterator continues from epoch
-                to epoch; if it ends early, `fit` warns once and stops training.
+            steps_per_epoch: Batches per epoch, >= 1; None: all batches. With a number, each epoch continues where the
+                previous one ended; if the data ends early, `fit` warns once and stops training.
             validation_data: Data to evaluate after epochs; the names of the results get the prefix "val_". A dataset or
                 a DataLoader, or arrays (x, y), in batches of `batch_size`.
             callbacks: Callbacks, called in this order.
             verbose: Show progress: a bar in a terminal, one changing line in a notebook, plain lines in a log.
-            shuffle: Shuffle arrays anew every epoch, with a seed that follows `torch.manual_seed`. Datasets and
+            shuffle: Shuffle arrays in every epoch, with a seed that follows `torch.manual_seed`. Datasets and
                 DataLoaders keep their own order.
             initial_epoch: Number of the first epoch, counted from 0, to continue after an earlier `fit`.
             validation_freq: Epochs between validations, or a container of the epochs to validate, counted from 1.
@@ -124,13 +124,13 @@ class Model(CompiledModel):
             class_weight: Weights of training rows by class number; other classes have weight 1. As with sample weights,
                 the loss is sum(w * loss) / sum(w) of losses per row.
             checkpoint: A directory (or a URI that fsspec supports) for checkpoints: one after each epoch, and one on
-                preemption; the last 3 are kept. Or a manager, which decides when to save and how many to keep, and
-                whose checkpoint contains your objects; `fit` adds its own state as "fit".
-            resume: Resume from the newest checkpoint if there is one: from the batch after the last one in the
-                checkpoint, with the same result as an uninterrupted training, including history, metrics, callbacks and
-                random numbers. With a checkpoint of the end of training, `fit` trains nothing, and warns.
-            profile: A directory for a trace of five executions, from the fourth on, on every replica:
-                `trace.json.gz`, as `rd.profile_steps` writes it.
+                preemption; the last 3 are kept. Or a `CheckpointManager` with a checkpoint of your objects: the
+                manager decides when to save and how many to keep, and `fit` adds its own state as "fit".
+            resume: Resume from the newest checkpoint if there is one, with the batch after the last one in the
+                checkpoint. The result is that of an uninterrupted training, including history, metrics, callbacks and
+                random numbers. If the checkpoint is from the end of training, `fit` warns and trains nothing.
+            profile: A directory for a trace, `trace.json.gz`, of the executions 4 to 8 on every replica; see
+                `rd.profile_steps`.
             dataset: Former name of x.
 
         Returns:
@@ -143,7 +143,7 @@ class Model(CompiledModel):
             SpecError: Elements are not (x, y) or (x, y, sample_weight).
             UnavailableError: A replica or the input pipeline is gone; the message names it.
 
-        Blocking: returns when all steps are done. An error of user code is raised here, with its type.
+        Blocks until all steps are done. An error in user code is raised from this call, with its original type.
 
         >>> import numpy as np, torch
         >>> x = np.arange(8, dtype=np.float32)[:, None]
@@ -166,8 +166,8 @@ class Model(CompiledModel):
             data, epochs, steps_per_epoch, initial_epoch, validation_freq, weights, held_out, validation_steps
         )
         history = History()
-        recording = () if profile is None else (ProfileBatches(profile),)
-        hooks = CallbackList((*callbacks, *recording, history), self, {"epochs": epochs, "steps": plan.total()})
+        profiler = () if profile is None else (ProfileBatches(profile),)
+        hooks = CallbackList((*callbacks, *profiler, history), self, {"epochs": epochs, "steps": plan.total()})
         hooks.call("_set_data", data)
         state = FitState((*callbacks, history), held_out)
         objects = self.checkpoint_objects()
@@ -193,7 +193,7 @@ class Model(CompiledModel):
         steps: int | None = None,
         dataset: Data | None = None,
     ) -> dict[str, Any]:
-        """Return loss and metrics over a dataset, with the module in evaluation mode. Blocks until the result is there.
+        """Return loss and metrics over a dataset, with the module in evaluation mode. Blocks until all steps are done.
 
         Args:
             x: A dataset batched by the global batch size, with elements as for :meth:`fit`; or arrays, or a DataLoader.
@@ -246,7 +246,7 @@ class Model(CompiledModel):
     ) -> Any:
         """Return the module's outputs for every row, in the order of the dataset. Blocks; does not need `compile`.
 
-        Elements may be x alone, or tuples whose first part is x; with `loss="model"` elements are as for :meth:`fit`.
+        Elements may be x alone, or tuples whose first item is x. With `loss="model"`, elements are as for :meth:`fit`.
         The module runs in evaluation mode, one batch per call to the replicas.
 
         Args:
@@ -258,9 +258,9 @@ class Model(CompiledModel):
             dataset: Former name of x.
 
         Returns:
-            A CPU tensor of all rows, or a nest of tensors as the module returns it (lists as tuples), with None for
-            values that are not tensors (a text, a number, a key-value cache). For a module that computes its loss
-            (`loss="model"`), a dict, tuple or tensor of the outputs with one entry per row, without loss and caches.
+            A CPU tensor of all rows, or a nest of such tensors if the module returns a nest. In the nest, lists become
+            tuples, and values that are not tensors (a text, a number, a key-value cache) become None. With
+            `loss="model"`, the outputs with one entry per row, as a dict, tuple or tensor, without loss and caches.
 
         Raises:
             InvalidArgumentError: The dataset has no batch or, without `steps`, never ends; or as for :meth:`fit`.
@@ -285,7 +285,7 @@ class Model(CompiledModel):
     def save(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:
         """Save module and optimizer state as one safetensors file. Replaces `path` atomically.
 
-        Pickles nothing. Blocks for dispatched steps.
+        Waits for dispatched steps. The file contains no pickled objects.
 
         Args:
             path: The file, or a URI that fsspec supports; its folder is created if needed.
@@ -293,8 +293,8 @@ class Model(CompiledModel):
 
         Raises:
             InvalidArgumentError: `config`, or a value in `module.state_dict()` that is not a tensor, is not JSON-able.
-            FailedPreconditionError: The folder must not be written to.
-            OSError: The file system failed, for example because it is full. The previous file stays.
+            FailedPreconditionError: The program has no permission to write to the folder.
+            OSError: The file system failed, for example because it is full. A previous file at `path` stays.
 
         >>> import tempfile, torch
         >>> model = rd.Model(torch.nn.Linear(2, 1), config={"in_features": 2, "out_features": 1})
@@ -306,8 +306,8 @@ class Model(CompiledModel):
 
         Source: keras.Model.save.
         """
-        held = None if self._compiled is None or not optimizer else self._compiled.update.optimizer
-        write_model_file(path, *pack(self._module, held, self._config))
+        saved_optimizer = None if self._compiled is None or not optimizer else self._compiled.update.optimizer
+        write_model_file(path, *pack(self._module, saved_optimizer, self._config))
 
     @classmethod
     def load(
@@ -316,17 +316,17 @@ class Model(CompiledModel):
         module: nn.Module | Callable[..., nn.Module] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Model:
-        """Return a model with the state of a file, not compiled. Call it in the scope.
+        """Return a new model with the state in a file. Call this in the scope of a strategy.
 
         Args:
             path: A file written by `save`, or a URI that fsspec supports.
             module: The module to load into, in place; or a class or function that creates the module from the saved
-                `config`. None: build the module that the file describes, a module of `torch.nn`, or a container
-                (`Sequential`, `ModuleList`, `ModuleDict`) of such modules; a file never causes code to be imported.
+                `config`. None: build the module that the file describes, which must be a module of `torch.nn` or a
+                container (`Sequential`, `ModuleList`, `ModuleDict`) of such modules. Loading a file imports no code.
             optimizer: An optimizer over `module`'s parameters to load into, in place.
 
         Returns:
-            The model; call :meth:`compile` to continue training.
+            The model, not compiled; call :meth:`compile` to continue training.
 
         Raises:
             NotFoundError: The file does not exist.

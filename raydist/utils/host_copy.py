@@ -1,4 +1,4 @@
-"""Copies from a device to the host that do not block the host."""
+"""Asynchronous copies from a GPU to the host."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def begin_host_copy(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Begin to copy a tensor to the host; return a function that waits for the copy and returns it.
+    """Start to copy a tensor to the host, and return a function that waits for the copy and returns the copied tensor.
 
-    From a GPU the copy goes to pinned memory, in the order of the current stream. Elsewhere it is made at once.
+    A copy from a GPU runs on the current stream, into pinned memory. Other devices are copied before the call returns.
 
     >>> read = begin_host_copy(torch.ones(2))
     >>> read()
@@ -22,10 +22,10 @@ def begin_host_copy(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: copied
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
-    arrived = torch.cuda.current_stream(values.device).record_event()
+    copied_event = torch.cuda.current_stream(values.device).record_event()
 
     def wait() -> torch.Tensor:
-        arrived.synchronize()
+        copied_event.synchronize()
         return host
 
     return wait

@@ -1,7 +1,7 @@
-"""Torch modes and settings, sent with each step so that replicas compute as the driver would (invariant I1).
+"""Torch modes and settings, which the driver sends with each step so that replicas compute as it would (invariant I1).
 
-A program that calls `strategy.run` within `torch.no_grad()` or `torch.autocast(...)`, or has changed the default dtype,
-expects that the step computes so. The modes are sent with the step if they are not torch's defaults.
+If a program calls `strategy.run` within `torch.no_grad()` or `torch.autocast(...)`, or has changed the default dtype,
+the step must use this mode or dtype, too. The driver sends nothing if all modes are torch's defaults.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from raydist.core.errors import DeadlineExceededError
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_DEVICES = ("cpu", "cuda", "xla")  # device types that are checked for autocast
+_DEVICES = ("cpu", "cuda", "xla")  # device types whose autocast mode is sent
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
-    """Settings of torch that hold for all threads; the defaults are torch's.
+    """Settings of torch for all threads of a process. The default values are torch's defaults.
 
     Attributes:
         dtype: The default dtype.
-        deterministic: `torch.use_deterministic_algorithms`: "error", "warn", or empty.
+        deterministic: `torch.use_deterministic_algorithms`: "error", "warn", or empty for off.
         matmul_precision: `torch.set_float32_matmul_precision`.
         finds_anomalies: `torch.autograd.set_detect_anomaly`.
     """
@@ -42,7 +42,7 @@ class TorchSettings:
 
     @staticmethod
     def here() -> TorchSettings:
-        """Return the settings of this process. The same object as long as all are torch's defaults.
+        """Return the settings of this process: always the same object if all settings are torch's defaults.
 
         >>> TorchSettings.here().dtype
         torch.float32
@@ -53,11 +53,11 @@ class TorchSettings:
             torch.get_float32_matmul_precision(),
             torch.is_anomaly_enabled(),
         )
-        return _DEFAULT_SETTINGS if found == _TORCHS_SETTINGS else TorchSettings(*found)
+        return _DEFAULT_SETTINGS if found == _DEFAULT_VALUES else TorchSettings(*found)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Set these settings of the process within the context. Defaults are not set.
+        """Apply these settings to the process within the context. Default values are left alone.
 
         >>> with TorchSettings(torch.float64).applied():
         ...     torch.ones(1).dtype
@@ -83,7 +83,7 @@ class TorchSettings:
 
 @final
 class SharedSettings:
-    """Settings of one process for several threads: threads with equal settings run together, others wait."""
+    """A lock for the settings of a process. Threads with equal settings run together, and all other threads wait."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -93,10 +93,10 @@ class SharedSettings:
 
     @contextlib.contextmanager
     def applied(self, settings: TorchSettings, limit_s: float) -> Iterator[None]:
-        """Set these settings within the context. Blocks for at most `limit_s` while threads use other settings.
+        """Apply these settings within the context. Blocks at most `limit_s` while other threads use other settings.
 
         Raises:
-            DeadlineExceededError: The other threads took longer.
+            DeadlineExceededError: Threads used other settings for longer than `limit_s`.
         """
         with self._changed:
             free = self._changed.wait_for(lambda: not self._num_inside or settings == self._settings, limit_s)
@@ -104,7 +104,7 @@ class SharedSettings:
                 raise DeadlineExceededError(
                     f"Threads of one process share torch's settings: {self._num_inside} ran with {self._settings} for "
                     f"{limit_s} s, while another waited to run with {settings}. Raise the limit "
-                    "(Timeouts.collective_s), or let steps that take so long have the same."
+                    "(Timeouts.collective_s), or use the same settings in all steps that take this long."
                 )
             if not self._num_inside:
                 self._settings = settings
@@ -127,21 +127,20 @@ def _deterministic() -> str:
 
 
 _DEFAULT_SETTINGS = TorchSettings()
-_TORCHS_SETTINGS = astuple(
-    _DEFAULT_SETTINGS
-)  # making and comparing objects takes three times as long, before every step
+# A tuple, because `here` runs before every step, and making and comparing objects takes three times as long.
+_DEFAULT_VALUES = astuple(_DEFAULT_SETTINGS)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TorchModes:
-    """Torch modes of one thread; the defaults are torch's.
+    """Torch modes of one thread, and settings of its process. The default values are torch's defaults.
 
     Attributes:
         grad: False within `torch.no_grad`.
         inference: True within `torch.inference_mode`.
         autocast: Device types with autocast, each with its dtype.
-        caches_casts: True if autocast caches the casts of weights until the block ends.
+        caches_casts: True if autocast caches cast weights until its block ends.
         settings: Settings of the process.
     """
 
@@ -169,11 +168,11 @@ class TorchModes:
             torch.is_autocast_cache_enabled(),
             TorchSettings.here(),
         )
-        return None if found == _AS_TORCH_HAS_IT else TorchModes(*found)
+        return None if found == _DEFAULT_MODES else TorchModes(*found)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Set these modes within the context, in this thread and its process. Defaults are not set.
+        """Apply these modes to this thread and its process within the context. Default values are left alone.
 
         >>> with TorchModes(grad=False, settings=TorchSettings(torch.float64)).applied():
         ...     torch.ones(1).dtype, torch.is_grad_enabled()
@@ -184,7 +183,7 @@ class TorchModes:
 
     @contextlib.contextmanager
     def applied_among(self, shared: SharedSettings, limit_s: float) -> Iterator[None]:
-        """Set these modes in one of several threads that run steps; see `SharedSettings.applied`."""
+        """Apply these modes while other threads of the process run steps, too; see `SharedSettings.applied`."""
         with shared.applied(self.settings, limit_s), self._in_thread():
             yield
 
@@ -200,13 +199,13 @@ class TorchModes:
             yield
 
 
-_AS_TORCH_HAS_IT = tuple(getattr(TorchModes(), each.name) for each in fields(TorchModes))
+_DEFAULT_MODES = tuple(getattr(TorchModes(), each.name) for each in fields(TorchModes))
 
 
 def outside_inference_mode(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Wrap `fn` so that it returns ordinary tensors within `torch.inference_mode`, too.
+    """Wrap `fn` so that it returns ordinary tensors even within `torch.inference_mode`.
 
-    Later steps use the fetched tensors, and torch counts no writes to inference tensors.
+    Later steps use these tensors, and torch does not count writes to inference tensors (`_version`).
 
     >>> with torch.inference_mode():
     ...     outside_inference_mode(torch.ones)(1).is_inference()

@@ -35,7 +35,7 @@ def slice_of(number: int, *shape: int, dtype: torch.dtype = torch.float64, serve
 @contextmanager
 def slices_of_zeros(*slices: PsSlice, room: int | None = None) -> Iterator[PsSlices]:
     """Slices of zeros."""
-    made = PsSlices(0, room=lambda: room)
+    made = PsSlices(0, free_bytes=lambda: room)
     if slices:
         made.create(slices, [torch.zeros(each.shape, dtype=each.dtype) for each in slices])
     yield made

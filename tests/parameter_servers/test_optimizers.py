@@ -301,7 +301,7 @@ def test_what_is_remembered_goes_and_comes() -> None:
         assert other.num_bytes == 2 * 16 + 4
         other.set_state({})
         assert other.state() == {}
-        with pytest.raises(rd.InvalidArgumentError, match=r"has 3 of them and not number 7"):
+        with pytest.raises(rd.InvalidArgumentError, match=r"has 3 slices and not number 7"):
             other.set_state({7: {}})
 
 

@@ -106,7 +106,7 @@ def optimizer() -> torch.optim.SGD:
 def test_replaced_step_methods_are_found() -> None:
     own: Any = optimizer()
     own.step = lambda *args: None
-    told = r"this SGD was given another: <function .*register_step_pre_hook"
+    told = r"this SGD has another `step`: <function .*register_step_pre_hook"
     for ask in (require_step_of_class, lambda it: dumps(it, lambda _: None, to_replica=False)):
         with pytest.raises(FailedPreconditionError, match=told):
             ask(own)

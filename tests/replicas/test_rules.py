@@ -161,6 +161,6 @@ def test_replicas_that_step_different_optimizers_are_told() -> None:
         rules = CentralVariables()
         rules.step_optimizer(variables, objects[3 + variables.rank], lambda: None)
 
-    message = r"came to replica 0: optimizer.step\(\) of Adam 0; replica 1: optimizer.step\(\) of SGD 1"
+    message = r"they called: replica 0: optimizer.step\(\) of Adam 0; replica 1: optimizer.step\(\) of SGD 1"
     with pytest.raises(rd.CollectiveMismatchError, match=message):
         on_ranks(2, lambda: list(two()), body)

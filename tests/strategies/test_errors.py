@@ -179,7 +179,9 @@ def test_a_step_method_that_replicas_would_not_run_is_told(two: rd.MirroredStrat
         two.run(step)
     usual: Any = optimizer
     usual.step = lambda: None
-    with pytest.raises(rd.FailedPreconditionError, match="that of its class.*Use register_step_pre_hook"):
+    with pytest.raises(
+        rd.FailedPreconditionError, match="must use the `step` of its class.*Use register_step_pre_hook"
+    ):
         two.run(step)
     del usual.step
     two.run(step)

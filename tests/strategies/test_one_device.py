@@ -170,7 +170,7 @@ def test_fit_counts_global_batches_and_goes_on() -> None:
 
 
 def test_a_step_that_asks_first_is_told_what_to_do() -> None:
-    with pytest.raises(rd.FailedPreconditionError, match=r"Call rd.get_global_step\(\) under the scope"):
+    with pytest.raises(rd.FailedPreconditionError, match=r"Call rd.get_global_step\(\) in the scope"):
         rd.OneDeviceStrategy("cpu").run(rd.get_global_step)
 
 

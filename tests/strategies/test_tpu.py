@@ -111,11 +111,9 @@ def test_a_slice_that_another_strategy_has(tpu: rd.TPUStrategy) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(TPU_LIMIT_S)
 def test_a_slice_that_is_not_there(tpu_slices: None) -> None:
-    with pytest.raises(
-        rd.InvalidArgumentError, match=r"v6e any slice|v6e is none of those in the cluster: slice 'slice-"
-    ):
+    with pytest.raises(rd.InvalidArgumentError, match=r"v6e matches no kinds of slices in the cluster: slice 'slice-"):
         _ = rd.TPUStrategy(accelerator_version="v6e").num_replicas_in_sync
-    with pytest.raises(rd.InvalidArgumentError, match="any slice is 2 kinds of those in the cluster"):
+    with pytest.raises(rd.InvalidArgumentError, match="any slice matches 2 kinds of slices in the cluster"):
         _ = rd.TPUStrategy().worker_devices
     two = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a", "b", "c"]}))
     with pytest.raises(rd.InvalidArgumentError, match="says 3 hosts, but a v5litepod slice 1x1"):

@@ -171,9 +171,9 @@ def test_no_name_leads_out_of_the_directory(name: str, tmp_path: Path) -> None:
     [
         (np.zeros(3), None, None, r"must be numbers of shape \(points, dimensions\), got float64 of shape \(3,\)"),
         (np.zeros((0, 2)), None, None, "must be numbers of shape"),
-        (POINTS, ["a"], None, "must have an entry for each of the 3 points, got 1"),
+        (POINTS, ["a"], None, "must have a label for each of the 3 points, got 1"),
         (POINTS, {"a": [1, 2, 3], "b": [1]}, None, "got 3, 1"),
-        (POINTS, None, np.zeros((2, 1, 2, 2), np.uint8), "must be one for each of the 3 points, got 2"),
+        (POINTS, None, np.zeros((2, 1, 2, 2), np.uint8), "must have a picture for each of the 3 points, got 2"),
         (POINTS, None, np.zeros((3, 1, 8000, 1), np.uint8), "must fit into 8192 x 8192"),
     ],
 )

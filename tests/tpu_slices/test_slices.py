@@ -34,12 +34,12 @@ def test_the_hosts_say_what_they_are() -> None:
 def test_one_of_several_kinds_must_be_named() -> None:
     assert choose_shape([*V4, *V6], "2x4", None).version == "v6e"
     assert choose_shape([*V4, *V6], None, "v4").topology == "2x2x2"
-    with pytest.raises(InvalidArgumentError, match="any slice is 2 kinds of those in .*: slice 'a' .* 10.0.0.2"):
+    with pytest.raises(InvalidArgumentError, match="any slice matches 2 kinds of slices in .*: slice 'a' .* 10.0.0.2"):
         choose_shape([*V4, *V6], None, None)
 
 
 def test_what_is_not_there_is_answered_with_what_is() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"v5p 2x2x4 is none of .*: slice 'a' \(v4-16, 2x2x2\)"):
+    with pytest.raises(InvalidArgumentError, match=r"v5p 2x2x4 matches no kinds of .*: slice 'a' \(v4-16, 2x2x2\)"):
         choose_shape(V4, "2x2x4", "v5p")
 
 
@@ -54,7 +54,7 @@ def test_a_cluster_without_tpus() -> None:
         choose_shape([], "2x2x2", "v4")
     assert choose_shape([], "2x2x2", "v4", may_grow=True) == SliceShape("v4", "2x2x2", 2, 4)
     assert choose_shape(V6, "2x2x2", "v4", may_grow=True).num_hosts == 2
-    with pytest.raises(InvalidArgumentError, match="name topology and accelerator_version"):
+    with pytest.raises(InvalidArgumentError, match="pass topology and accelerator_version"):
         choose_shape([], "2x2x2", None, may_grow=True)
 
 
@@ -71,7 +71,7 @@ def test_a_slice_is_whole_when_all_of_its_hosts_are_there() -> None:
 def test_slices_are_listed_with_their_hosts() -> None:
     said = describe_slices([*V4, *PLAIN])
     assert "slice 'a' (v4-16, 2x2x2): host 10.0.0.1 with 4 of 4 chips free, host 10.0.0.2" in said
-    assert "a host without a slice's name (no pod type, no topology): host 10.0.2.1" in said
+    assert "a host without a slice name (no pod type, no topology): host 10.0.2.1" in said
 
 
 # --- shape ------------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_chips_of_early_and_late_versions_are_two_devices() -> None:
 def test_hosts_that_do_not_make_up_the_slice() -> None:
     with pytest.raises(InvalidArgumentError, match=r"The 8 chips of topology '2x2x2' must be .* each .* has 3"):
         SliceShape.of("v4", "2x2x2", chips_per_host=3)
-    with pytest.raises(InvalidArgumentError, match="each TPU host here has 8"):
+    with pytest.raises(InvalidArgumentError, match="each TPU host of the cluster has 8"):
         SliceShape.of("v4", "2x2x1", chips_per_host=8)
 
 

@@ -1,6 +1,7 @@
 """Conversion of Python, numpy and torch values to leaves of an element.
 
-Python int becomes int64, float float32, bool bool; numpy and torch types are kept; a list is one tensor.
+A Python int becomes int64, a float becomes float32, and a bool stays bool. Types of numpy and torch stay as they are. A
+list becomes one tensor.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ def is_torch(value: Any) -> bool:
 
 
 def is_dataset(kind: type) -> bool:
-    """Return True if objects of this class are datasets, without importing the class, which is in a higher layer."""
+    """Return True for a class of datasets. Imports no such class: datasets belong to a higher layer."""
     return getattr(kind, "__dataset_leaf__", False)
 
 
 def as_leaf(value: Any) -> Leaf:
-    """Return the leaf for one value of a user.
+    """Convert one value from the user to a leaf.
 
     >>> as_leaf(3).dtype, as_leaf([1.5, 2]).dtype, as_leaf(b"x")
     (dtype('int64'), dtype('float32'), b'x')
 
     Raises:
-        SpecError: No tensor can hold the value.
+        SpecError: The value cannot be a tensor.
     """
     if isinstance(value, np.ndarray):
         return _array(value)
@@ -54,7 +55,7 @@ def as_leaf(value: Any) -> Leaf:
             return _python_numbers(value, dtype)[()]
     if isinstance(value, list):
         return _list(value)
-    return _foreign(value)
+    return _other_value(value)
 
 
 def _python_numbers(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -62,7 +63,7 @@ def _python_numbers(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         return np.array(value, dtype)
     except OverflowError:
         raise InvalidArgumentError(
-            f"A Python int must fit into int64, got {value!r:.100}. Use a float or text."
+            f"A Python int must fit into int64, got {value!r:.100}. Use a float or a str."
         ) from None
 
 
@@ -85,18 +86,21 @@ def _list(values: list[Any]) -> Any:
     if not values:
         return np.empty(0, np.float32)
     dtype = PYTHON_DTYPES.get(type(values[0]))
-    if dtype is not None and set(map(type, values)) == {type(values[0])}:  # no loop: there may be a million numbers
+    # A million numbers of one type are converted at once, without a loop.
+    if dtype is not None and set(map(type, values)) == {type(values[0])}:
         return _python_numbers(values, dtype)
     leaves = [as_leaf(list(value) if type(value) is tuple else value) for value in values]
     if any(isinstance(leaf, bytes | str) for leaf in leaves):
         if len({type(leaf) for leaf in leaves}) > 1:
-            raise SpecError(f"A list is one tensor and must hold one type, got {values!r:.200}.")
+            raise SpecError(f"A list becomes one tensor and must hold one type, got {values!r:.200}.")
         column = np.empty(len(leaves), object)
         column[:] = leaves
         return column
     shapes = {np.shape(leaf) for leaf in leaves}
     if len(shapes) > 1:
-        raise SpecError(f"A list is one tensor and must be rectangular, got rows of the shapes {_few(shapes)}.")
+        raise SpecError(
+            f"A list becomes one tensor and must be rectangular, got rows of the shapes {_first_few(shapes)}."
+        )
     return np.stack([np.asarray(leaf) for leaf in leaves]).astype(_list_dtype(leaves), copy=False)
 
 
@@ -107,11 +111,11 @@ def _list_dtype(leaves: Sequence[Any]) -> np.dtype[Any]:
     return np.result_type(*dtypes)
 
 
-def _few(things: set[Any]) -> str:
+def _first_few(things: set[Any]) -> str:
     return ", ".join(sorted(map(str, things))[:4])
 
 
-def _foreign(value: Any) -> Any:
+def _other_value(value: Any) -> Any:
     if is_torch(value):
         return _torch(value)
     if hasattr(value, "__array__"):
@@ -119,8 +123,8 @@ def _foreign(value: Any) -> Any:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise SpecError(
         f"A leaf must be a number, a numpy array, a torch tensor, bytes or str, got {value!r:.100} of type {kind}. "
-        "Tuples, dicts, namedtuples and dataclasses may hold several leaves. Give any other object as a dict of its "
-        "tensors; batch(n, collate=fn) can make objects of them again."
+        "Tuples, dicts, namedtuples and dataclasses may hold several leaves. Convert any other object to a dict "
+        "of its tensors; batch(n, collate=fn) can build objects from them again."
     )
 
 

@@ -27,14 +27,15 @@ from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter, StageKind
 
 Placement = Literal["inline", "pool", "exchange"]
-"""The place of an operation: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
+"""Place of an operation: "inline" with its consumer, on a "pool" of workers, or at an "exchange", where all elements
+meet to be reordered."""
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetOp(ABC):
     """Description of one operation. Subclasses are frozen dataclasses with `eq=False`: operations compare by identity.
 
-    Operations and the planner do not test the type of other operations; they read these properties. Only rewrites
+    The planner and other operations read the properties below and never test the type of an operation. Only rewrites
     (`optimize/`) name the operations that they change. `rd.Dataset(op)` makes a dataset of your own operation.
 
     Args:
@@ -69,17 +70,17 @@ class DatasetOp(ABC):
     preserves_order: ClassVar[bool] = True
     """True if elements come out in the order in which they came in."""
     content_blind: ClassVar[bool] = False
-    """True if the operation only picks and orders elements, so that it may work on their indices instead."""
+    """True if the operation only selects and reorders elements. It may then work on their indices instead."""
     takes_row_ids: ClassVar[bool] = False
-    """True if the operation moves rows without looking at their values, so that its inputs may give blocks of row ids
-    (see `elements/columns.py`). What it returns may be row ids then, too."""
+    """True if the operation moves rows without reading their values. Its inputs may then return blocks of row ids (see
+    `elements/columns.py`), and the operation may return row ids, too."""
     passes_elements: ClassVar[bool] = False
-    """True if the results are elements of the inputs, unchanged or concatenated: rows stay rows."""
+    """True if the operation returns the elements of its inputs unchanged: a row of a source stays a row."""
     pure: ClassVar[bool] = False
     """True if `is_pure` is true for all settings."""
     state_is_recent: ClassVar[bool] = False
-    """True if the state depends only on the last few blocks of the input. These blocks may then come in any order, if
-    the options allow it, because the order of few blocks can be part of the state."""
+    """True if the state depends only on the last few blocks of the input. If the options allow it, blocks may then come
+    in any order, because the state can record the order of a few blocks."""
 
     @property
     @abstractmethod
@@ -101,14 +102,16 @@ class DatasetOp(ABC):
 
     @abstractmethod
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        """Return one pass over this operation. Starts nothing: threads begin with the first request for a block.
+        """Return an iterator for one pass over this operation. Threads start with the first request for a block.
 
         Args:
             ctx: Context of the pass; `ctx.build(input)` makes the iterators of inputs.
         """
 
     def at_epoch(self, epoch: int, saved: IteratorState | None) -> DatasetOp:
-        """Return the operation for an epoch that begins now, in the driver process. For sources that keep a state.
+        """Return the operation for an epoch that begins now. The driver calls this.
+
+        Sources that keep a state between epochs override this method.
 
         Args:
             epoch: Number of the epoch, from 0.
@@ -117,39 +120,39 @@ class DatasetOp(ABC):
         return self
 
     def random_access(self) -> RandomAccess | None:
-        """Return random access to the elements, or None where that is not possible. Reads nothing yet."""
+        """Return random access to the elements; None if the operation has none. Reads nothing yet."""
         return None
 
     @property
     def order_settings(self) -> str:
-        """Settings that decide the order of the elements. A state fits only an operation with the same settings."""
+        """Settings that decide the order of the elements. A saved state needs an operation with the same settings."""
         return ""
 
     @property
     def gives_rows(self) -> bool:
-        """Return True if no element can be a batch: rows of a source that no operation makes batches of.
+        """Return True if each element is one row of a source, and no element is a batch.
 
-        A user's function between the source and this operation may make batches: the result is then False.
+        Return False if the user's functions might make batches between a source and this operation.
         """
         return (self.passes_elements or self.content_blind) and any(source.gives_rows for source in self.inputs)
 
     @property
     def has_declared_shapes(self) -> bool:
-        """Return True if `element_spec` is a promise; False if it is inferred from a function's first results."""
+        """Return True if `element_spec` is guaranteed; False if it is inferred from the first results of a function."""
         return all(source.has_declared_shapes for source in self.inputs)
 
     @property
     def own_seed(self) -> int | None:
         """The seed of a random order that is the same in all iterations; None without such an order.
 
-        It is drawn when the operation is made, so a state contains it: the operation of another program has another
-        seed.
+        The operation draws the seed when it is created. A saved state contains the seed, because the operation of
+        another program draws another one.
         """
         return None
 
     @property
     def is_pure(self) -> bool:
-        """Return True if the elements follow from the elements of the inputs and from the settings alone.
+        """Return True if the elements depend only on the elements of the inputs and on the settings.
 
         A pure operation makes no random choice and calls no user function, which might keep state between calls.
         """
@@ -157,19 +160,19 @@ class DatasetOp(ABC):
 
     @property
     def held(self) -> Block | None:
-        """All elements, if they are in memory unchanged."""
+        """One block of all elements, if the operation has such a block in memory; None otherwise."""
         return None
 
     def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
         """Return the results of many operations like this one, computed at once.
 
-        Only for operations without user functions, random choices and own errors.
+        Operations with user functions, random choices or errors of their own must not override this.
 
         Args:
             inputs: For each input of this operation, the elements of that input in all these operations.
 
         Returns:
-            The elements of all operations; None where each needs an iterator.
+            The elements of all operations; None if each operation needs an iterator.
         """
         return None
 
@@ -230,23 +233,23 @@ class IterContext:
     """The context of one pass over a pipeline.
 
     Attributes:
-        seed: Root seed of the iteration: `Options(seed=)`, or drawn when it started.
+        seed: Root seed of the iteration: `Options(seed=)`, or a random number drawn at the start.
         epoch: Epoch of the dataset object, then one pass number per enclosing `repeat`.
         options: The merged options of the whole pipeline.
         executor: Runs kernels: inline, on threads, or on a pool of actors.
         operation_names: Stable name of each operation (by `id`) in the pipeline as written: "shuffle-3".
         builder: Turns an op into an iterator, fusing neighbouring kernels (`build.py`).
         planner: Names and rewrites the graph of a dataset that a function returns.
-        plan: Owner of the operations; referenced because `operation_names` knows the operations by `id`.
-        meters: Count elements and time of every stage.
+        plan: Plan that owns the operations. It keeps them alive, because `operation_names` identifies them by `id`.
+        meters: Meters of the elements and the time of every stage.
         budgets: Threads and memory that the pass may use.
-        orders: Notes of the stages that hand out blocks in any order.
-        row_ids: True if the reader of an iterator made here takes blocks of row ids; False if it needs values.
-        readers: Executor whose workers read files and keep what they read; None to read in this process.
-        any_order: True if stages may use any order here: their readers have recent states, saved together with
-            `orders`.
-        own_seeds: By name, the seeds of operations that keep one order for all iterations. Operations of datasets that
-            functions return have none: each call makes new ones.
+        orders: Recorded orders of the stages that return blocks in any order.
+        row_ids: True if the consumer accepts blocks of row ids; False if the consumer needs values.
+        readers: Executor whose workers read files and keep the contents; None to read in this process.
+        any_order: True if stages may return blocks in any order: the states of their consumers depend on the last few
+            blocks only, and are saved together with `orders`.
+        own_seeds: Seeds by operation name, for operations that keep one order in all iterations. A dataset that a
+            function returns has none here, because each call makes new operations.
     """
 
     seed: int

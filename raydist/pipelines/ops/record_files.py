@@ -217,9 +217,9 @@ class _FileOpener(Opener):
     def position(self) -> tuple[IteratorState, int]:
         return self._ahead[0].position if self._ahead else (self._source.state_dict(), self.next_index)
 
-    def pass_over(self) -> None:
+    def skip_input(self) -> None:
         if not self._ahead:
-            super().pass_over()
+            super().skip_input()
             return
         self._ahead.popleft().close()
         self.next_index += 1

@@ -1,4 +1,4 @@
-"""Preparation of a graph for running: names, rewrites, and the limit on its length."""
+"""Preparation of a pipeline's graph for running: names, rewrites, the limit on its length, and `explain`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raydist.pipelines.optimize.rewrites import optimize, rewrite_each
 
 
 def begin_epoch(op: DatasetOp, epoch: int, position: IteratorState | None = None) -> DatasetOp:
-    """Return the graph to run for an epoch that begins now. Called once per epoch, in the driver process.
+    """Return the graph to run for an epoch that begins now. The driver calls this once per epoch.
 
     Args:
         op: The pipeline as written.
@@ -28,31 +28,31 @@ def begin_epoch(op: DatasetOp, epoch: int, position: IteratorState | None = None
     """
     names = name_operations(op)
 
-    def begun(node: DatasetOp) -> DatasetOp:
-        return node.at_epoch(epoch, None if position is None else _saved_of(names[id(node)], position))
+    def at_epoch_start(node: DatasetOp) -> DatasetOp:
+        return node.at_epoch(epoch, None if position is None else _state_of(names[id(node)], position))
 
-    return rewrite_each(op, names, begun)
+    return rewrite_each(op, names, at_epoch_start)
 
 
-def _saved_of(name: str, state: Any) -> IteratorState:
-    """Return the part of a state that the operation `name` marked with "of"; empty without one."""
+def _state_of(name: str, state: Any) -> IteratorState:
+    """Return the part of a saved state whose entry "of" is the operation `name`; an empty dict if there is none."""
     if isinstance(state, dict) and state.get("of") == name:
         return state
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
-    return next((found for part in parts if (found := _saved_of(name, part))), {})
+    return next((found for part in parts if (found := _state_of(name, part))), {})
 
 
 def make_plan(op: DatasetOp, options: Options) -> Plan:
     """Name and rewrite the graph of a whole pipeline. Runs nothing."""
-    return _planned(op, options, nested=False)
+    return _plan(op, options, nested=False)
 
 
 def make_nested_plan(op: DatasetOp, options: Options) -> Plan:
-    """Name and rewrite the graph of a dataset that a function returns. Some rewrites are too costly there."""
-    return _planned(op, options, nested=True)
+    """Name and rewrite the graph of a dataset that a function returns. Leave out rewrites that cost too much there."""
+    return _plan(op, options, nested=True)
 
 
-def _planned(op: DatasetOp, options: Options, *, nested: bool) -> Plan:
+def _plan(op: DatasetOp, options: Options, *, nested: bool) -> Plan:
     names = name_operations(op)
     optimised, rewrites = optimize(op, names, options, nested=nested)
     return Plan(op, optimised, names, options, rewrites)
@@ -63,8 +63,8 @@ def open_iterator(op: DatasetOp, *, seed: int, epoch: int, options: Options, exe
     return start(make_plan(op, options), make_nested_plan, seed=seed, epoch=epoch, executor=executor)
 
 
-_FRAMES = 4  # of most operations; an interleave has the most, 10
-_LONG = 50
+_FRAMES_PER_OP = 4  # of the Python stack, for most operations; an interleave needs the most, 10
+_LONG_CHAIN = 50  # operations; `explain_recursion` ignores shorter chains
 
 
 def require_short_chain(op: DatasetOp) -> DatasetOp:
@@ -73,30 +73,30 @@ def require_short_chain(op: DatasetOp) -> DatasetOp:
     Raises:
         InvalidArgumentError: The chain is too long. The message names the limit.
     """
-    most = sys.getrecursionlimit() // _FRAMES
+    most = sys.getrecursionlimit() // _FRAMES_PER_OP
     if op.chain_length > most:
         raise InvalidArgumentError(
-            f"At most {most} operations may follow each other (a quarter of sys.getrecursionlimit()), got "
-            f"{op.chain_length} with {op.label}. Do several steps in one map, concatenate parts in pairs, or save what "
-            "is made so far and load it."
+            f"A pipeline may have at most {most} operations in a row (a quarter of sys.getrecursionlimit()), got "
+            f"{op.chain_length} up to {op.label}. Do several steps in one map, concatenate parts in pairs, or save the "
+            "dataset at some point and load it."
         )
     return op
 
 
 def explain_recursion(error: RecursionError, op: DatasetOp) -> None:
     """Add a note to `error` about the length of the pipeline."""
-    if op.chain_length > _LONG:
+    if op.chain_length > _LONG_CHAIN:
         error.add_note(
-            f"{op.chain_length} operations follow each other up to {op.label}: some need more of Python's stack than "
-            "others. Use fewer, or raise sys.setrecursionlimit."
+            f"{op.chain_length} operations follow each other up to {op.label}: some of them need much of Python's "
+            "stack. Use fewer operations, or raise the limit with sys.setrecursionlimit."
         )
 
 
 def explain(plan: Plan, stats: PipelineStats | None = None) -> str:
-    """Return the graph as written and as optimised, the place of each operation, and the load of its stages."""
+    """Return a text with the graph as written and as optimised, the place of each stage, and its load, if measured."""
     lines = ["as written:", *_tree(plan.written, plan, 1)]
-    by = f" ({', '.join(plan.rewrites)})" if plan.rewrites else ""
-    lines += [f"as optimised{by}:", *_tree(plan.optimised, plan, 1)]
+    rewrites = f" ({', '.join(plan.rewrites)})" if plan.rewrites else ""
+    lines += [f"as optimised{rewrites}:", *_tree(plan.optimised, plan, 1)]
     lines += ["stages:", *(f"  {line}" for line in _stages(plan.optimised, plan))]
     if stats is not None and stats.stages:
         lines += ["running:", *(f"  {line}" for line in _running(stats))]
@@ -115,7 +115,7 @@ def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
         for source in op.inputs:
             yield from _stages(source, plan)
         on_ids = (
-            ", on row ids of what input workers store" if op.takes_row_ids and plan.options.num_input_workers else ""
+            ", on ids of rows that input workers store" if op.takes_row_ids and plan.options.num_input_workers else ""
         )
         yield f"{plan.names[id(op)]}: in the consumer's process{on_ids}"
         return

@@ -25,10 +25,11 @@ from raydist.pipelines.formats.arrow_file import map_stream
 from raydist.pipelines.formats.files import data_loss, local_path, path_text, read_file
 from raydist.pipelines.sources.memory import IndexedSourceOp, TableRows
 
-_Number = Callable[[pa.DataType], pa.DataType]
+_MapNumber = Callable[[pa.DataType], pa.DataType]
 _TENSOR_FORMATS = ("torch", "numpy", "tensorflow", "jax")
-_ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")  # structs of bytes and path, one of which is missing
-_SMALL_ROWS = 1 << 13  # limit for an index mapping that goes to every worker
+# Features that are stored as structs of bytes and path, one of which may be null.
+_ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")
+_MAX_SENT_ROWS = 1 << 13  # an index mapping with fewer rows may be sent to every worker
 
 
 def hub_op(source: Any, conversion: Conversion) -> HubDatasetOp:
@@ -37,10 +38,11 @@ def hub_op(source: Any, conversion: Conversion) -> HubDatasetOp:
         local = local_path(path_text(source))
         if local is None:
             raise InvalidArgumentError(
-                f"from_huggingface maps files into memory and needs a local directory, got {source!r}. Copy it."
+                f"from_huggingface maps files into memory and needs a local directory, got {source!r}. Copy "
+                "the directory to a local disk."
             )
-        stored, features, form = _of_directory(os.path.abspath(local))
-        return _made(stored, None, features, form, conversion)
+        stored, features, table_format = _files_in(os.path.abspath(local))
+        return _make_op(stored, None, features, table_format, conversion)
     kinds = {kind.__name__ for kind in type(source).__mro__ if kind.__module__.partition(".")[0] == "datasets"}
     if kinds & {"DatasetDict", "IterableDatasetDict"}:
         raise SpecError(
@@ -49,7 +51,7 @@ def hub_op(source: Any, conversion: Conversion) -> HubDatasetOp:
         )
     if "IterableDataset" in kinds:
         raise SpecError(
-            "from_huggingface reads rows by their index, which a datasets.IterableDataset has not. Use "
+            "from_huggingface reads rows by index, and a datasets.IterableDataset has no row indices. Use "
             "rd.Dataset.from_torch(dataset), which iterates it."
         )
     if "Dataset" not in kinds:
@@ -58,12 +60,12 @@ def hub_op(source: Any, conversion: Conversion) -> HubDatasetOp:
             f"{source!r:.100} ({type(source).__name__})."
         )
     mapping = None if source._indices is None else _StoredTable.of(source._indices)
-    return _made(_StoredTable.of(source.data), mapping, source.features.to_dict(), source.format, conversion)
+    return _make_op(_StoredTable.of(source.data), mapping, source.features.to_dict(), source.format, conversion)
 
 
 @dataclass(frozen=True, eq=False)
 class _StoredFiles:
-    """A table in files of a saved directory, which every reading process maps."""
+    """A table in Arrow files of a saved directory. Every process that reads the table maps the files into memory."""
 
     paths: tuple[str, ...]
     portable: bool = True
@@ -86,16 +88,16 @@ class _StoredFiles:
 class _StoredTable:
     """A table of a `datasets.Dataset`."""
 
-    table: Any  # a table of `datasets` if mapped, whose pickle names the files; otherwise an Arrow table
+    table: Any  # a mapped table of `datasets`, which pickles as file names; otherwise an Arrow table
     portable: bool  # True if the table is mapped, or small
 
     @classmethod
     def of(cls, table: Any) -> _StoredTable:
-        """Return the stored form of a table of `datasets`."""
+        """Wrap a table of the `datasets` package."""
         if _is_mapped(table):
             return cls(table, portable=True)
         plain: pa.Table = table.table
-        return cls(plain, portable=plain.num_columns == 1 and plain.num_rows < _SMALL_ROWS)
+        return cls(plain, portable=plain.num_columns == 1 and plain.num_rows < _MAX_SENT_ROWS)
 
     def load(self) -> TableRows:
         plain = self.table if isinstance(self.table, pa.Table) else self.table.table
@@ -110,19 +112,19 @@ def _is_mapped(table: Any) -> bool:
     return all(_is_mapped(block) for row in blocks for block in row)
 
 
-def _of_directory(path: str) -> tuple[_StoredFiles, Mapping[str, Any], Mapping[str, Any]]:
+def _files_in(path: str) -> tuple[_StoredFiles, Mapping[str, Any], Mapping[str, Any]]:
     """Return the files, features and format of a saved dataset."""
     if os.path.exists(os.path.join(path, "dataset_dict.json")):
-        splits = _json(os.path.join(path, "dataset_dict.json")).get("splits", [])
+        splits = _read_json(os.path.join(path, "dataset_dict.json")).get("splits", [])
         raise InvalidArgumentError(
             f"from_huggingface needs the directory of one split, but {path!r} holds {', '.join(map(repr, splits))}. "
             f"Give {os.path.join(path, str(next(iter(splits), 'train')))!r}."
         )
     state_path = os.path.join(path, "state.json")
-    state, info = _json(state_path), _json(os.path.join(path, "dataset_info.json"))
+    state, info = _read_json(state_path), _read_json(os.path.join(path, "dataset_info.json"))
     try:
         names = [str(file["filename"]) for file in state["_data_files"]]
-        form = {
+        table_format = {
             "type": state.get("_format_type"),
             "columns": state.get("_format_columns"),
             "format_kwargs": state.get("_format_kwargs") or {},
@@ -132,21 +134,21 @@ def _of_directory(path: str) -> tuple[_StoredFiles, Mapping[str, Any], Mapping[s
         raise data_loss(state_path, 0, f"The file must name the files of a dataset, got {state!r:.200}") from error
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise InvalidArgumentError(
-            f"A saved dataset must hold its rows in order, but {path!r} has an index mapping of an early version of "
-            "datasets. Load it and save it again."
+            f"A saved dataset must hold its rows in order, but {path!r} has an index mapping, which early versions of "
+            "datasets wrote. Load the dataset with datasets.load_from_disk and save it again."
         )
     for name in names:
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise InvalidArgumentError(
-                f"The files of a saved dataset must lie in it, but {state_path!r} names {name!r}."
+                f"The files of a saved dataset must lie in its directory, but {state_path!r} names {name!r}."
             )
     if not names:
-        raise data_loss(state_path, 0, "A saved dataset must have files, but none is named")
+        raise data_loss(state_path, 0, "A saved dataset must have files, but this file names none")
     features = info.get("features")
-    return _StoredFiles(tuple(os.path.join(path, name) for name in names)), features or {}, form
+    return _StoredFiles(tuple(os.path.join(path, name) for name in names)), features or {}, table_format
 
 
-def _json(path: str) -> dict[str, Any]:
+def _read_json(path: str) -> dict[str, Any]:
     try:
         found = json.loads(read_file(path))
     except NotFoundError as error:
@@ -161,25 +163,25 @@ def _json(path: str) -> dict[str, Any]:
     return found
 
 
-def _made(
+def _make_op(
     stored: _StoredFiles | _StoredTable,
     mapping: _StoredTable | None,
     features: Mapping[str, Any],
-    form: Mapping[str, Any],
+    table_format: Mapping[str, Any],
     conversion: Conversion,
 ) -> HubDatasetOp:
-    kind = form.get("type")
+    kind = table_format.get("type")
     if kind == "custom":
         raise InvalidArgumentError(
-            "from_huggingface does not call the function of set_transform or with_transform, and this dataset has one. "
-            "Give dataset.with_format(None), and write the function as .map(...)."
+            "from_huggingface cannot call the function of set_transform or with_transform, and this dataset has one. "
+            "Pass dataset.with_format(None), and call the function with .map(...)."
         )
     schema = stored.load().schema
-    columns = None if form.get("output_all_columns") else form.get("columns")
+    columns = None if table_format.get("output_all_columns") else table_format.get("columns")
     names = schema.names if columns is None else [name for name in schema.names if name in columns]
-    number = _number_type(kind, form.get("format_kwargs") or {})
+    map_number = _number_type(kind, table_format.get("format_kwargs") or {})
     kept = [schema.field(name) for name in names]
-    typed = [field.with_type(_typed(field.type, features.get(field.name), number)) for field in kept]
+    typed = [field.with_type(_read_type(field.type, features.get(field.name), map_number)) for field in kept]
     encoded = {name: {"bytes": b"", "path": ""} for name in names if _is_encoded(features.get(name))}
     access = HubAccess(stored, mapping, pa.schema(typed), replace(conversion, by_default=encoded))
     access.conversion.check(access.schema)
@@ -207,12 +209,12 @@ class HubDatasetOp(IndexedSourceOp):
 
 @dataclass(frozen=True, eq=False)
 class HubAccess(RandomAccess):
-    """Access to the rows of a dataset; its pickle has only these fields."""
+    """Random access to the rows of a dataset. Its pickle contains only the fields below, and no loaded table."""
 
     stored: _StoredFiles | _StoredTable  # the table of rows
-    mapping: _StoredTable | None  # a table with the numbers of the rows, in order; None for all rows
-    schema: pa.Schema  # Arrow types of the columns to read
-    conversion: Conversion  # choices about nulls and decimals
+    mapping: _StoredTable | None  # a table of row indices into `stored`, in order; None for all rows
+    schema: pa.Schema  # columns to read, with their types after conversion
+    conversion: Conversion  # options for nulls and decimals
 
     @property
     def portable(self) -> bool:  # type: ignore[override]  # a class variable in the base class
@@ -255,9 +257,9 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return (array.storage if isinstance(array, pa.ExtensionArray) else array).cast(kind)
 
 
-def _number_type(form: str | None, arguments: Mapping[str, Any]) -> _Number:
-    """Return the function that maps number types: a tensor format uses int64 and float32, or its dtype."""
-    if form not in _TENSOR_FORMATS:
+def _number_type(format_type: str | None, arguments: Mapping[str, Any]) -> _MapNumber:
+    """Return the function that maps number types. Tensor formats use their dtype, or else int64 and float32."""
+    if format_type not in _TENSOR_FORMATS:
         return lambda kind: kind
     if arguments.get("dtype") is not None:
         chosen = pa.from_numpy_dtype(as_dtype(arguments["dtype"]))
@@ -265,25 +267,25 @@ def _number_type(form: str | None, arguments: Mapping[str, Any]) -> _Number:
     return lambda kind: pa.float32() if pa.types.is_floating(kind) else pa.int64()
 
 
-def _typed(kind: Any, feature: Any, number: _Number) -> Any:
-    """Return the type of a column with a feature: arrays get their shape, numbers the type of the format."""
+def _read_type(kind: Any, feature: Any, map_number: _MapNumber) -> Any:
+    """Return the type in which to read a column: arrays get their shape, and numbers the type from `map_number`."""
     if isinstance(kind, pa.BaseExtensionType) and type(kind).__module__.partition(".")[0] == "datasets":
         kind = kind.storage_type
     if isinstance(feature, Mapping) and str(feature.get("_type", "")).startswith("Array") and "shape" in feature:
-        return _array_type(kind, feature["shape"], number)
+        return _array_type(kind, feature["shape"], map_number)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return number(kind)
+        return map_number(kind)
     inner = _feature_of_items(feature)
     if pa.types.is_struct(kind):
         found = [kind.field(place) for place in range(kind.num_fields)]
         return pa.struct(
-            [one.with_type(_typed(one.type, _feature_of_field(feature, one.name), number)) for one in found]
+            [one.with_type(_read_type(one.type, _feature_of_field(feature, one.name), map_number)) for one in found]
         )
     if pa.types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_typed(kind.value_type, inner, number)), kind.list_size)
+        return pa.list_(kind.value_field.with_type(_read_type(kind.value_type, inner, map_number)), kind.list_size)
     for is_kind, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
         if is_kind(kind):
-            return make(kind.value_field.with_type(_typed(kind.value_type, inner, number)))
+            return make(kind.value_field.with_type(_read_type(kind.value_type, inner, map_number)))
     return kind
 
 
@@ -294,7 +296,7 @@ def _feature_of_items(feature: Any) -> Any:
 
 
 def _feature_of_field(feature: Any, name: str) -> Any:
-    """Return the feature of a field. A sequence of structs is stored as a struct of lists."""
+    """Return the feature of a field of a struct. `datasets` stores a sequence of structs as a struct of lists."""
     if not isinstance(feature, Mapping):
         return None
     inner = feature.get("feature") if "_type" in feature else None
@@ -303,11 +305,11 @@ def _feature_of_field(feature: Any, name: str) -> Any:
     return feature.get(name)
 
 
-def _array_type(kind: Any, shape: Sequence[int | None], number: _Number) -> pa.DataType:
-    """Return nested lists with this shape, whose first dimension may be unknown."""
+def _array_type(kind: Any, shape: Sequence[int | None], map_number: _MapNumber) -> pa.DataType:
+    """Return the type of nested lists with this shape. A dimension of None may have any size."""
     while hasattr(kind, "value_type"):
         kind = kind.value_type
-    found = number(kind) if pa.types.is_integer(kind) or pa.types.is_floating(kind) else kind
+    found = map_number(kind) if pa.types.is_integer(kind) or pa.types.is_floating(kind) else kind
     for size in reversed(shape):
         found = pa.list_(found) if size is None else pa.list_(found, size)
     return found

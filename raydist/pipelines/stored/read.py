@@ -1,4 +1,4 @@
-"""Dataset.load: the elements of a saved dataset."""
+"""`Dataset.load`: operations and readers for saved datasets."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def checked_manifest(path: Any, compression: str | None = None) -> Manifest:
     """Return the manifest of the dataset saved at `path`.
 
     Raises:
-        DataLossError: `compression` is given, and the files have another one.
+        DataLossError: `compression` is given and is not the compression of the files.
     """
     manifest = read_manifest(path)
     if compression is not None and manifest.container.compression != (compression or None):
         raise DataLossError(
-            f"{path_text(path)!r} must have been saved with compression={compression!r}, but it was with "
-            f"{manifest.container.compression!r}. Leave compression out: the manifest knows it.",
+            f"{path_text(path)!r} must have been saved with compression={compression!r}, but it was saved with "
+            f"{manifest.container.compression!r}. Leave compression out: the manifest contains it.",
             path=path_text(path),
         )
     return manifest
@@ -42,7 +42,7 @@ def checked_manifest(path: Any, compression: str | None = None) -> Manifest:
 def saved_op(
     path: Any, manifest: Manifest, parts: Sequence[StoredFile], max_chunk_bytes: int | None = None
 ) -> TableFilesOp:
-    """Return the operation that reads some files of a directory with this manifest."""
+    """Return the operation that reads the files `parts` of the saved dataset at `path`."""
     root = path_text(path).rstrip("/")
     files = {f"{root}/{part.name}": part for part in parts}
     num_rows = sum(part.num_rows for part in parts)
@@ -52,21 +52,21 @@ def saved_op(
 def shards_op(
     path: Any, manifest: Manifest, make_dataset: Callable[[DatasetOp], Any], max_chunk_bytes: int | None = None
 ) -> MemoryOp:
-    """Return a dataset of datasets, one for each shard: the argument of a `reader_func`."""
+    """Return the operation of a dataset of datasets, one for each shard. A `reader_func` gets this dataset."""
     datasets = [make_dataset(saved_op(path, manifest, parts, max_chunk_bytes)) for parts in manifest.shards()]
     spec = DatasetSpec(manifest.element_spec)
     return MemoryOp(Block(LEAF, (spec,), (object_column(datasets),), len(datasets)), "shards")
 
 
 def state_at(manifest: Manifest, row: int) -> IteratorState:
-    """Return the state, before element `row`, of an iterator over a whole saved dataset."""
+    """Return the state that an iterator over the whole saved dataset has before element `row`."""
     file, chunk, inside = manifest.position(row)
     return {"at": {"file": file, "at": [chunk], "size": 0}, "skip": inside}
 
 
 @dataclass(frozen=True, eq=False)
 class SavedFormat(TableFormat):
-    """A format of chunks of record batches, described by a manifest."""
+    """The file format of saved datasets. The manifest lists the chunks of each file; a chunk is one record batch."""
 
     name: ClassVar[str] = "load"
     manifest: Manifest  # manifest of all files
@@ -105,7 +105,7 @@ class SavedFormat(TableFormat):
 
 
 class SavedReader(TableReader):
-    """A reader of one chunk after the other."""
+    """A reader of one file, chunk by chunk."""
 
     def __init__(
         self, manifest: Manifest, path: str, part: StoredFile, opened: OpenFile, container: ContainerReader, start: int
@@ -129,8 +129,8 @@ class SavedReader(TableReader):
         self.ended = self._next >= len(self._blocks)
         try:
             return [self._block(number)]
-        except (pa.ArrowException, OSError, ValueError, TypeError, IndexError) as wrong:
-            problem = f"A chunk of saved elements must be a record batch, but reading it fails: {wrong}"
+        except (pa.ArrowException, OSError, ValueError, TypeError, IndexError) as error:
+            problem = f"A chunk of saved elements must be a record batch, but reading it fails: {error}"
             return [ElementError(data_loss(self._path, self._blocks[number].offset, problem))]
         except Exception as error:
             return [ElementError(error)]
@@ -140,7 +140,7 @@ class SavedReader(TableReader):
         batch.validate(full=True)
         expected = self._blocks[number].rows
         if batch.num_rows != expected:
-            raise ValueError(f"it has {batch.num_rows} elements, the manifest says {expected}")
+            raise ValueError(f"it has {batch.num_rows} elements, but {expected} in the manifest")
         return block_of_batch(batch, self._manifest.structure)
 
     def close(self) -> None:

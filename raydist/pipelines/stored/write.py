@@ -1,12 +1,12 @@
-"""Writing elements to a directory: files of chunks with checksums, and a manifest.
+"""Writers of elements to a directory: files of chunks with checksums, and a manifest.
 
 The directory appears complete or not at all, even with crashes and several writers. Locally, the files are written to a
 hidden directory beside the target, which is renamed once all data is durable. Object stores cannot rename: there the
 files get unique names, and the manifest, written last, lists the valid ones. In both cases the first writer to finish
 wins.
 
-A column may be dense in one block and not in the next. A leaf that has had two shapes is stored as "values and shape"
-from then on.
+The shape of a leaf may change from block to block. After the first change, the leaf is ragged: each element
+is stored as values and a shape.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ from raydist.pipelines.stored.manifest import Manifest, StoredFile, schema_of
 ShardFunction = Callable[..., Any]
 MANIFEST_FILE = "manifest.json"
 _RAGGED = "ragged"
-_RANKS = "Elements that are kept in files must have one rank in each leaf, got {}. Map them to arrays of one rank."
+_RANK_ERROR = (
+    "A leaf must have the same rank in all elements that are saved, got {}. Map the elements to arrays of one rank."
+)
 _CHUNK_BYTES = 1 << 22
 _CHUNK_ROWS = 1 << 16
 _MAX_SHARDS = 1000  # files open at a time
@@ -48,7 +50,7 @@ _MAX_MANIFEST_BYTES = 1 << 28
 
 
 def remove_remains(path: str) -> None:
-    """Remove files that crashed writers of a local directory left beside it. No writer may be active."""
+    """Remove the hidden directories that crashed writers left beside a local directory. No writer may be active."""
     parent, name = os.path.split(os.path.abspath(path))
     with contextlib.suppress(FileNotFoundError):
         for entry in os.listdir(parent):
@@ -60,8 +62,8 @@ class NewDirectory:
     """A directory that is being written, local or at a URI that fsspec knows. Creates nothing before the first file.
 
     Attributes:
-        target: Its path, without credentials.
-        prefix: Required prefix of the names of files.
+        target: Path of the directory, without credentials.
+        prefix: Prefix that the name of each file must have.
     """
 
     def __init__(self, path: Any) -> None:
@@ -94,15 +96,15 @@ class NewDirectory:
         return self._files.create(name)
 
     def finish(self, file: BinaryIO) -> None:
-        """Close a file, which is durable on return."""
-        with file_errors(self.target):  # such as a full disk: buffered data is written only now
+        """Close a file and make its data durable."""
+        with file_errors(self.target):  # closing writes buffered data, and so may find a full disk
             self._files.finish(file)
 
     def commit(self, manifest: bytes) -> None:
         """Make the directory visible, in one step.
 
         Raises:
-            FailedPreconditionError: Another writer was first. The written files are removed.
+            FailedPreconditionError: Another writer has committed first. The files of this writer are removed.
         """
         try:
             if self._hidden is None:
@@ -146,7 +148,7 @@ class NewDirectory:
 
 
 class BlockSchema:
-    """The layout of the leaves of stored elements, which adapts to the blocks."""
+    """The Arrow layout of stored elements. A leaf becomes ragged once its shape has changed between blocks."""
 
     def __init__(self) -> None:
         self._signature = ""
@@ -161,13 +163,13 @@ class BlockSchema:
         block = block.of_tensors("what is kept in files")
         if not self._signature:
             self._signature = block.signature
-            self._kinds = [_kind(column) for column in block.columns]
+            self._kinds = [_shape_or_ragged(column) for column in block.columns]
         if block.signature != self._signature:
             raise SpecError(
                 f"All elements must have one structure and dtype, got {self._signature} and then {block.signature}."
             )
         for number, column in enumerate(block.columns):
-            if _kind(column) != self._kinds[number]:
+            if _shape_or_ragged(column) != self._kinds[number]:
                 self._kinds[number] = _RAGGED
         columns = [
             _as_ragged(column) if kind == _RAGGED else column
@@ -176,28 +178,28 @@ class BlockSchema:
         return block_to_arrow(Block(block.structure, block.specs, tuple(columns), block.num_rows))
 
 
-def _kind(column: Column) -> Any:
+def _shape_or_ragged(column: Column) -> Any:
     """Return the shape of the leaves if they share one, else "ragged"."""
     if column.dtype != object or column.ndim > 1:
         return _RAGGED if 0 in column.shape[1:] else column.shape[1:]  # Parquet has no lists of size 0
     kinds = set(map(type, column))
     if np.ndarray in kinds and len(kinds) > 1:
-        raise SpecError(_RANKS.format("scalars and arrays"))
+        raise SpecError(_RANK_ERROR.format("scalars and arrays"))
     return _RAGGED if np.ndarray in kinds else ()
 
 
 def _as_ragged(column: Column) -> Column:
     if column.dtype == object and column.ndim == 1:
         if not isinstance(column[0], np.ndarray):
-            raise SpecError(_RANKS.format("text and arrays"))
+            raise SpecError(_RANK_ERROR.format("text and arrays"))
         return column
     if column.ndim == 1:
-        raise SpecError(_RANKS.format("scalars and arrays"))
+        raise SpecError(_RANK_ERROR.format("scalars and arrays"))
     return object_column(list(column))
 
 
 def block_of_batch(batch: pa.RecordBatch, structure: Structure) -> Block:
-    """Return the block from which a BlockSchema made a batch; columns are dense if their leaves share a shape."""
+    """Convert a batch of a `BlockSchema` back to a block. A column is dense if all its leaves have one shape."""
     block = block_of_arrow(batch, structure)
     columns, specs = list(block.columns), list(block.specs)
     for number, column in enumerate(columns):
@@ -213,7 +215,7 @@ def save_blocks(
     container: Container,
     shard_func: ShardFunction | None = None,
 ) -> None:
-    """Write a new directory, which appears once all of its data is durable."""
+    """Write blocks to a new directory. The directory appears once all of its data is durable."""
     directory = NewDirectory(path)
     directory.check_new()
     writer = SavedWriter(directory, element_spec, container, shard_func)
@@ -236,9 +238,9 @@ def read_manifest(path: Any) -> Manifest:
 
 
 class SavedWriter:
-    """A writer of elements to files; nothing is visible before `commit`.
+    """A writer of elements to a new directory, which becomes visible with `commit`.
 
-    `shard_func` returns the shard of an element, from 0; None for one shard. See :class:`Manifest` for `origin`.
+    `shard_func` returns the shard number of an element, from 0; None for one shard. For `origin` see :class:`Manifest`.
     """
 
     def __init__(
@@ -262,7 +264,7 @@ class SavedWriter:
         """Append elements.
 
         Raises:
-            SpecError: The structure differs from the spec, or a shard is no whole number.
+            SpecError: The structure differs from the spec, or a shard number is not an integer.
             Exception: The error of the shard function.
         """
         block.of_tensors("save")
@@ -279,12 +281,14 @@ class SavedWriter:
     def _shard(self, number: int) -> _ShardWriter:
         if number not in self._shards:
             if len(self._shards) == _MAX_SHARDS:
-                raise InvalidArgumentError(f"There may be at most {_MAX_SHARDS} shards, got one more: {number}.")
+                raise InvalidArgumentError(
+                    f"There may be at most {_MAX_SHARDS} shards, got one more: {number}. Use fewer shards."
+                )
             self._shards[number] = _ShardWriter(self._directory, self._container, number)
         return self._shards[number]
 
     def commit(self) -> None:
-        """Make the directory visible. Raises FailedPreconditionError if another writer was first."""
+        """Make the directory visible. Raises FailedPreconditionError if another writer has committed first."""
         parts = tuple(part for number in sorted(self._shards) for part in self._shards[number].finish())
         manifest = Manifest(self._structure, tuple(self._specs), self._container, parts, self._origin)
         self._directory.commit(manifest.to_bytes())
@@ -298,26 +302,26 @@ class SavedWriter:
 
 
 def _shards_of(shard_func: ShardFunction, block: Block, start: int) -> Any:
-    answers, failed = call_rows(shard_func, block.shared(), start)
+    results, failed = call_rows(shard_func, block.shared(), start)
     for row in failed:
-        error = answers[row]
+        error = results[row]
         if isinstance(error, ElementError):
             annotate(error.error, f"In shard_func, element {start + row}.")
             raise error.error
-    return np.array([_shard_number(answer) for answer in answers], np.int64)
+    return np.array([_shard_number(result) for result in results], np.int64)
 
 
-def _shard_number(answer: Any) -> int:
-    leaf = as_leaf(answer)
+def _shard_number(result: Any) -> int:
+    leaf = as_leaf(result)
     if getattr(leaf, "ndim", -1) != 0 or leaf.dtype.kind not in "iu":
-        raise SpecError(f"shard_func must return one whole number, got {answer!r:.100}.")
+        raise SpecError(f"shard_func must return one whole number, got {result!r:.100}.")
     if leaf < 0:
         raise InvalidArgumentError(f"shard_func must return a number >= 0, got {leaf}.")
     return int(leaf)
 
 
 class _ShardWriter:
-    """A writer of the files of one shard: one file, and another one whenever the schema changes."""
+    """A writer of one shard. It begins a new file whenever the schema changes."""
 
     def __init__(self, directory: NewDirectory, container: Container, number: int) -> None:
         self._directory = directory
@@ -330,10 +334,10 @@ class _ShardWriter:
         self._open: _OpenFile | None = None
 
     def write(self, block: Block) -> None:
-        """Append elements, which are written in chunks of some MB."""
-        most = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * block.num_rows // max(1, block.num_bytes)))
-        for start in range(0, block.num_rows, most):
-            piece = block.slice(start, start + most)
+        """Append elements. The writer collects them into chunks of a few MB."""
+        max_rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * block.num_rows // max(1, block.num_bytes)))
+        for start in range(0, block.num_rows, max_rows):
+            piece = block.slice(start, start + max_rows)
             self._held.append(piece)
             self._held_rows += piece.num_rows
             self._held_bytes += piece.num_bytes
@@ -375,13 +379,13 @@ class _ShardWriter:
 
     def close(self) -> None:
         if self._open is not None:
-            with contextlib.suppress(OSError):  # the caller removes it
+            with contextlib.suppress(OSError):  # the caller removes the file
                 self._open.file.close()
             self._open = None
 
 
 class _OpenFile(NamedTuple):
-    """A file of a shard that is being written."""
+    """An open file of a shard, with its writers."""
 
     name: str
     file: BinaryIO

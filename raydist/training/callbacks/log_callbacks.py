@@ -1,4 +1,4 @@
-"""Callbacks that show logs: as lines of a CSV file, and as progress on a stream."""
+"""Callbacks that write logs to a CSV file, or show progress on a stream."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CSVLogger(Callback):
         self._columns: Sequence[str] | None = None  # None until the first line of this fit
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Start a new training: the next line is its first."""
+        """Prepare for a new training. The logs of its first epoch determine the columns."""
         self._columns = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
@@ -65,10 +65,10 @@ class CSVLogger(Callback):
             return
         if self._columns is None:
             self._columns = _columns(logs)
-            self._begin(self._columns)
+            self._start_file(self._columns)
         self._write([epoch, *(_text(logs.get(name, "NA")) for name in self._columns)])
 
-    def _begin(self, columns: Sequence[str]) -> None:
+    def _start_file(self, columns: Sequence[str]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if not self._append:
             self._path.write_bytes(b"")
@@ -88,21 +88,21 @@ class CSVLogger(Callback):
         return {"columns": columns, "num_bytes": self._num_bytes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the lines that the file had at the time of `state`.
+        """Remove lines that were written after `state` was saved, and continue the file.
 
         Raises:
             OSError: The file cannot be written.
         """
         self._columns = state["columns"]
         if not self._num_bytes():
-            if self._columns is not None:  # another machine, or the file was moved
-                self._begin(self._columns)
+            if self._columns is not None:  # the file is gone: another machine, or it was moved
+                self._start_file(self._columns)
         elif self._num_bytes() > state["num_bytes"]:
             os.truncate(self._path, state["num_bytes"])
 
 
 def _columns(logs: dict[str, Any]) -> list[str]:
-    """Return the column names, including those of a validation, which may come in a later epoch."""
+    """Return the column names. They include "val_" columns, because the first validation may come in a later epoch."""
     names = sorted(logs)
     return names if any(name.startswith("val_") for name in names) else [*names, *(f"val_{name}" for name in names)]
 
@@ -121,8 +121,8 @@ class ProgressBar(Callback):
     progress is shown once, independent of `verbose`.
 
     Args:
-        stream: Stream to write to; None: standard output. Shows a bar in a terminal, one changing line in a notebook,
-            and plain lines elsewhere.
+        stream: Stream to write to; None: standard output. A terminal shows a bar, a notebook one changing line, and
+            any other stream plain lines.
 
     >>> import sys, torch
     >>> x = torch.zeros(4, 1)
@@ -140,6 +140,6 @@ class ProgressBar(Callback):
 
 
 def progress_stream(callbacks: Sequence[object], *, verbose: bool) -> tuple[bool, TextIO | None]:
-    """Return True if progress is to be shown, and the stream to show it on; None for standard output."""
+    """Return True if progress is to be shown, and the stream for it. A stream of None is standard output."""
     bar = next((one for one in callbacks if isinstance(one, ProgressBar)), None)
     return (verbose, None) if bar is None else (True, bar.stream)

@@ -271,7 +271,7 @@ def test_few_are_kept_and_none_after_their_owner() -> None:
     held = [memory.copy(rows(float(k))) for k in range(6)]
     assert [array[0, 0] for array in held] == [0, 1, 2, 3, 4, 5]
     held.clear()
-    assert len(memory._idle) == recycled_memory._MOST_IDLE
+    assert len(memory._idle) == recycled_memory._MAX_IDLE
     last = memory.copy(rows(8.0))
     gone = weakref.ref(memory)
     del memory

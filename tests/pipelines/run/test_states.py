@@ -200,7 +200,7 @@ def test_as_many_as_may_follow_each_other_work() -> None:
 
 def test_one_more_says_how_many_may() -> None:
     most = sys.getrecursionlimit() // 4
-    with pytest.raises(InvalidArgumentError, match=rf"At most {most} operations may follow.*got {most + 1} with take"):
+    with pytest.raises(InvalidArgumentError, match=rf"at most {most} operations in a row.*got {most + 1} up to take"):
         chain(800)
     assert chain(most)._op.chain_length == most
     parts = [Dataset.range(1).map(lambda x: x) for _ in range(300)]

@@ -133,7 +133,7 @@ def test_what_is_none_says_what_to_write(tmp_path: Path, saved: str) -> None:
     cases: list[tuple[Any, type[Exception], str]] = [
         (splits, rd.SpecError, r"needs one split, .*of 'train'. Give dataset\['train'\]"),
         (_padding("IterableDataset"), rd.SpecError, r"Use rd.Dataset.from_torch\(dataset\)"),
-        (_dataset(form={"type": "custom"}), rd.InvalidArgumentError, r"set_transform.*write the function as .map"),
+        (_dataset(form={"type": "custom"}), rd.InvalidArgumentError, r"set_transform.*call the function with .map"),
         ([1, 2], rd.SpecError, r"got \[1, 2\] \(list\)"),
         (tmp_path, rd.InvalidArgumentError, "one split, .* 'train', 'test'. Give .*train'"),
         ("s3://bucket/data", rd.InvalidArgumentError, "needs a local directory, got 's3://bucket/data'"),
@@ -164,7 +164,7 @@ def test_damaged_directories(tmp_path: Path, saved: str) -> None:
         with pytest.raises(rd.DataLossError, match=message):
             rd.Dataset.from_huggingface(saved)
     state.write_text('{"_data_files": [{"filename": "../x.arrow"}]}')
-    with pytest.raises(rd.InvalidArgumentError, match="must lie in it"):
+    with pytest.raises(rd.InvalidArgumentError, match="must lie in its directory"):
         rd.Dataset.from_huggingface(saved)
 
 

@@ -150,7 +150,7 @@ def test_another_compression_than_was_used(tmp_path: Path) -> None:
     rd.Dataset.range(3).save(tmp_path / "x", compression="LZ4")
     assert len(rd.Dataset.load(tmp_path / "x", compression="LZ4")) == 3
     for wrong in ("GZIP", ""):
-        with pytest.raises(rd.DataLossError, match="but it was with 'LZ4'"):
+        with pytest.raises(rd.DataLossError, match="but it was saved with 'LZ4'"):
             rd.Dataset.load(tmp_path / "x", compression=wrong)
 
 
