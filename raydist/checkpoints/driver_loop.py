@@ -39,6 +39,8 @@ from raydist.core.exception_utils import as_exception
 from raydist.core.nest import leaves_in
 from raydist.distributed_dataset import DistributedDataset, DistributedIterator
 from raydist.pipelines.formats.files import shown_uri
+from raydist.summary.record import Record
+from raydist.summary.writer import flush_writers
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -58,6 +60,9 @@ class LoopHost(Protocol):
 
     def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
         """Return the progress of a save on each replica. Thread-safe."""
+
+    def take_records(self, by_replica: Sequence[Sequence[Record]]) -> None:
+        """Give the summaries that all replicas have recorded up to a save to their writers. Thread-safe."""
 
     def drain(self) -> None:
         """Block until all dispatched work has ended; raise its errors. Called by the program's threads."""
@@ -191,7 +196,7 @@ class ManagedLoop:
             details=saves.details_of(kept, requested.calls),
         )
         shards = begin(ShardRequest(requested.token, new, stems, self._terms))
-        saves.write(StartedSave(directory, tuple(self._objects), capture, new, shards), kept)
+        saves.write(StartedSave(directory, tuple(self._objects), capture, new, shards, flush_writers), kept)
 
     def _positioned_states(self, positions: Sequence[IteratorPosition]) -> dict[str, CapturedObject]:
         found: dict[str, CapturedObject] = {}
@@ -285,8 +290,18 @@ class DriverLoop:
         return last is not None
 
     def _save(self, requested: RequestedSave) -> None:
+        self._host.take_records(self._records_until(requested.token))
         outcome = self._parts[requested.key].write(requested, self._begin_shards, end_reason())
         self._host.ask(None, ReplicaLoops.end_save, self._step, requested.token, outcome)
+
+    def _records_until(self, token: str) -> list[tuple[Record, ...]]:
+        """Return the summaries of each replica up to a save. Blocks until all replicas have reached the save."""
+        found = self._host.ask(None, ReplicaLoops.take_records, self._step, token)
+        while None in found and not self._closed.wait(_POLL_S):
+            for rank, records in enumerate(found):
+                if records is None:
+                    (found[rank],) = self._host.ask(rank, ReplicaLoops.take_records, self._step, token)
+        return [records or () for records in found]
 
     def _begin_shards(self, request: ShardRequest) -> DispatchedSave:
         self._host.ask(None, ReplicaLoops.write, request)

@@ -33,6 +33,7 @@ from raydist.checkpoints.shards import ShardRequest, ShardTerms, ShardWriter
 from raydist.context.replica_context import loop_here
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, Preempted
 from raydist.pipelines.formats.files import shown_uri
+from raydist.summary.record import Record
 
 _sending: ContextVar[bool] = ContextVar("raydist_sending_managers", default=False)
 
@@ -158,6 +159,9 @@ class ReplicaSide(Protocol):
     def positions(self) -> tuple[IteratorPosition, ...]:
         """Return the positions of the run's iterators."""
 
+    def take_records(self) -> tuple[Record, ...]:
+        """Return the summaries that the run has recorded since the last call."""
+
 
 @final
 class LoopSave:
@@ -215,6 +219,7 @@ class ReplicaLoop:
         self.gate = DrawGate(command.limit_s)
         self._changed = threading.Condition()
         self._requested: dict[str, RequestedSave] = {}
+        self._records: dict[str, tuple[Record, ...]] = {}  # summaries up to a save, until the driver takes them
         self._outcomes: dict[str, SaveOutcome] = {}
         self._num_saves = 0
         self._preempted: Preempted | None = None
@@ -310,7 +315,9 @@ class ReplicaLoop:
         self._side.copy(token, command.terms, objects, modules)
         positions, copy_s = self._side.positions(), time.perf_counter() - began
         requested = RequestedSave(token, command.key, number, manager.calls, metrics, positions, copy_s, is_last)
+        records = self._side.take_records()
         with self._changed:
+            self._records[token] = records
             self._requested[token] = requested
         return token
 
@@ -324,6 +331,11 @@ class ReplicaLoop:
         with self._changed:
             counts = {key: LoopCount(each.calls, each.last_step) for key, each in self._managers.items()}
             return LoopReport(tuple(self._requested.values()), counts, ended)
+
+    def take_records(self, token: str) -> tuple[Record, ...] | None:
+        """Return the summaries up to a save, once; None before the save has begun here. Thread-safe."""
+        with self._changed:
+            return self._records.pop(token, None)
 
     def end_save(self, token: str, outcome: SaveOutcome) -> None:
         """Record that a save has completed or failed. Thread-safe."""
@@ -378,6 +390,13 @@ class ReplicaLoops:
         if loop is None:
             return LoopReport(ended=True) if ended else None
         return loop.report(ended=ended)
+
+    def take_records(self, step: int, token: str) -> tuple[Record, ...] | None:
+        """Return the summaries of a run up to a save, once; None before the save has begun here."""
+        with self._lock:
+            loop, ended = self._known.get(step), self._last_ended >= step
+        records = None if loop is None else loop.take_records(token)
+        return () if records is None and ended else records
 
     def hold(self, step: int) -> int | None:
         """Block further draws of a run; return the number of draws so far, or None if the run is not under way."""

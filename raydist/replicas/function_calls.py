@@ -31,6 +31,7 @@ from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.sync_peers import SyncPeers
+from raydist.summary.record import Record
 from raydist.summary.recording import StepRecorder
 
 
@@ -136,6 +137,7 @@ class LoopSide:
 
     Args:
         launch: Runs the operations that the device has queued.
+        take_records: Returns the summaries that the run has recorded since the last call.
     """
 
     def __init__(
@@ -145,9 +147,11 @@ class LoopSide:
         writer: ShardWriter,
         iterators: Sequence[ReplicaIterator],
         launch: Callable[[], None],
+        take_records: Callable[[], tuple[Record, ...]],
     ) -> None:
         self._mirror, self._peers, self._writer, self._iterators = mirror, peers, writer, tuple(iterators)
         self._launch = launch
+        self.take_records = take_records
 
     def object_of(self, handle: int) -> Any:
         return self._mirror.object_of(handle)
@@ -244,7 +248,14 @@ class FunctionCalls:
         iterators = [leaf for leaf in leaves if isinstance(leaf, ReplicaIterator)]
         with contextlib.ExitStack() as stack:
             if iterators and header.loop is not None:
-                side = LoopSide(self._mirror, peers, self._saves, iterators, self._accelerator.leave)
+                side = LoopSide(
+                    self._mirror,
+                    peers,
+                    self._saves,
+                    iterators,
+                    self._accelerator.leave,
+                    self._recorder.take_records,
+                )
                 peers.loop = stack.enter_context(self._loops.running(header.step, header.loop, side))
                 stack.callback(setattr, peers, "loop", None)
             for iterator in iterators:

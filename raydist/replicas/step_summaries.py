@@ -9,7 +9,7 @@ from typing import Any, final
 from raydist.actors.metric_counters import TrainingMetrics
 from raydist.core.errors import FailedPreconditionError
 from raydist.replicas.results import StepResult
-from raydist.summary.record import merge
+from raydist.summary.record import Record, merge
 from raydist.summary.recording import SummaryOrder, condition, destination, pickling_a_step
 
 
@@ -64,7 +64,11 @@ class StepSummaries:
 
     def take_results(self, results: Sequence[StepResult]) -> None:
         """Write the summaries of a step that ended. Any thread may call this; it neither blocks nor raises."""
-        for record in merge([result.summaries for result in results]):
+        self.take_records([result.summaries for result in results])
+
+    def take_records(self, by_replica: Sequence[Sequence[Record]]) -> None:
+        """Write the records of all replicas. Any thread may call this; it neither blocks nor raises."""
+        for record in merge(by_replica):
             with contextlib.suppress(FailedPreconditionError):  # the writer was closed before the step was dispatched
                 self._writers[record.writer].take(record)
 

@@ -37,9 +37,10 @@ from raydist.replicas.rules import StrategyHooks
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import StepHeader, StepHeaders, require_parts
 from raydist.replicas.step_message import PlannedStep
-from raydist.replicas.step_summaries import counting
+from raydist.replicas.step_summaries import StepSummaries, counting
 from raydist.strategies.hosted import HostedStrategy, release_mirrored
 from raydist.strategies.sync_batch_norm import adopt_layer
+from raydist.summary.record import Record
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -50,9 +51,15 @@ class LoopReplicas:
     """The `LoopHost` of replicas in lock step, which answer concurrently with the run."""
 
     def __init__(
-        self, mirror: MirrorDriver, saver: ReplicaSaver, group: Callable[[], ReplicaGroup], limit_s: float
+        self,
+        mirror: MirrorDriver,
+        saver: ReplicaSaver,
+        group: Callable[[], ReplicaGroup],
+        summaries: StepSummaries,
+        limit_s: float,
     ) -> None:
         self._mirror, self._saver, self._group, self.limit_s = mirror, saver, group, limit_s
+        self._summaries = summaries
 
     def handle_of(self, obj: Any) -> int | None:
         return self._mirror.handle_of(obj)
@@ -74,6 +81,9 @@ class LoopReplicas:
 
     def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
         return self._group().ask_beside(ReplicaRunner.shard_of, step, token)
+
+    def take_records(self, by_replica: Sequence[Sequence[Record]]) -> None:
+        self._summaries.take_records(by_replica)
 
     def drain(self) -> None:
         self._group().steps.wait()
@@ -112,7 +122,9 @@ class SynchronousStrategy(HostedStrategy):
         self._saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shards, self._hosts)
         self._mirror.shard_saver = self._saver
         self._restorer = ReplicaRestorer(self._mirror, self._saver.are_alike, self._ask_readers)
-        self._loop_replicas = LoopReplicas(self._mirror, self._saver, self._launch, self._timeouts.step_s)
+        self._loop_replicas = LoopReplicas(
+            self._mirror, self._saver, self._launch, self._summaries, self._timeouts.step_s
+        )
         self._nonfinite_counts = (0, 0)
         self._turn = threading.RLock()  # one thread at a time calls `run`, or starts the replicas
 

@@ -79,6 +79,9 @@ class Rank:
     def positions(self) -> tuple[IteratorPosition, ...]:
         return (IteratorPosition({"drawn": self.drawn}, False),)
 
+    def take_records(self) -> tuple[Any, ...]:
+        return (f"records of {self.drawn}",)
+
 
 class Host:
     """A `LoopHost` whose replicas are threads.
@@ -94,6 +97,7 @@ class Host:
         self.ranks = [Rank(rank, num_ranks, objects()) for rank in range(num_ranks)]
         self.handles = list(handles)
         self.saved_how = "divided"
+        self.records: list[list[list[Any]]] = []
         self._runs: list[Any] = []
         self._pool = ThreadPoolExecutor(num_ranks)
 
@@ -113,6 +117,9 @@ class Host:
     def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
         found = [each.writer.report(token) for each in self.ranks]
         return [pack_error(each) if isinstance(each, Exception) else each for each in found]
+
+    def take_records(self, by_replica: Sequence[Sequence[Any]]) -> None:
+        self.records.append([list(records) for records in by_replica])
 
     def drain(self) -> None:
         for run in self._runs:
@@ -254,6 +261,7 @@ def test_a_save_has_the_state_of_its_call(host: Host, saves: ManagerSaves, tmp_p
         for step in range(1, 6):
             loop.draw()
             set_weight(rank, step)
+            rank.drawn = step
             time.sleep(0.001 if rank is host.ranks[0] else 0.01)
             loop.save("key")
             set_weight(rank, -1.0)  # the saved copy keeps the step
@@ -263,6 +271,7 @@ def test_a_save_has_the_state_of_its_call(host: Host, saves: ManagerSaves, tmp_p
     assert [saved(tmp_path / f"ckpt-{number}") for number in (2, 4)] == [2.0, 4.0]
     assert (saves.calls, saves.last_step) == (5, 4)
     assert "raydist-loop" not in [thread.name for thread in threading.enumerate()]
+    assert host.records == [[["records of 2"], ["records of 2"]], [["records of 4"], ["records of 4"]]]
 
 
 def test_replicas_stop_at_the_same_draw_and_raise_after_the_commit(

@@ -15,6 +15,7 @@ import raydist as rd
 from tests.checkpoints.loops.training import TrainingOptions, check_preemption_at_a_draw, check_saves_after_draws, names
 from tests.conftest import live_actors
 from tests.shared_strategies import dispatching_thread, use_once
+from tests.summary.reading import curves
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -104,6 +105,34 @@ def test_running_statistics_of_replicas_are_merged_in_saves(
         strategy.run(loop, args=(iter(data), False))
         assert torch.allclose(norm.running_mean, end, rtol=1e-12)
         assert float(mean.compute()) == mean_end
+
+
+def test_summaries_up_to_a_save_are_on_disk_when_the_checkpoint_is(
+    mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
+) -> None:
+    strategy = mirrored(2)
+    data = strategy.distribute_dataset(rd.Dataset.range(24).batch(4))
+    writer = rd.summary.create_file_writer(tmp_path / "logs")
+    expected = [(0, 1.5), (1, 5.5), (2, 9.5)]  # means of batches of four rows
+
+    def loop(batches: Iterator[torch.Tensor]) -> int:
+        for number, batch in enumerate(batches):
+            rd.summary.scalar("mean", batch.double().mean(), step=number)
+            if number == 2:
+                saved = manager.save()
+            if number == 4:
+                saved.wait()
+                raise ValueError("as a killed run")  # what it recorded after the save is lost
+        return 0
+
+    with rd.CheckpointManager(rd.Checkpoint(data=data), tmp_path / "run", None) as manager:
+        manager.watch()
+        with pytest.raises(ValueError, match="as a killed run"), writer.as_default():
+            strategy.local_results(strategy.run(loop, args=(iter(data),)))
+        assert manager.latest_checkpoint is not None
+        assert curves(tmp_path / "logs").scalars("mean") == expected  # before the writer is closed
+    writer.close()
+    assert curves(tmp_path / "logs").scalars("mean") == expected
 
 
 def test_everything_in_a_checkpoint_is_from_the_same_draw(
