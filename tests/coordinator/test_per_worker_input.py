@@ -66,7 +66,7 @@ def test_a_worker_that_starts_again_leaves_out_what_was_used_in_the_same_order()
     ("given", "sharding", "error", "message"),
     [
         (rd.Dataset.range(2), "odd", rd.InvalidArgumentError, r'sharding must be None, "static" or "dynamic", got'),
-        (3, None, rd.SpecError, r"of a function that gives one, got int"),
+        (3, None, rd.SpecError, r"or a function that returns one, got int"),
         (lambda: 3, None, rd.SpecError, r"The function must return an rd\.Dataset, got int"),
     ],
 )

@@ -175,7 +175,7 @@ def test_every_group_is_tried() -> None:
                 super().step()
 
     groups = [{"params": parameters(), "scaled": False}, {"params": parameters(), "scaled": True}]
-    with pytest.raises(rd.InvalidArgumentError, match="LarsForSome steps"):
+    with pytest.raises(rd.InvalidArgumentError, match="LarsForSome updates rows"):
         require_elementwise(LarsForSome(groups))
 
 
