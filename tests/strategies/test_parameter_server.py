@@ -231,7 +231,7 @@ def test_static_parts_are_each_workers_own(coordinator: rd.ClusterCoordinator) -
         assert len(numbers) == len(set(numbers))
     with pytest.raises(rd.InvalidArgumentError, match="sharding must be None"):
         coordinator.create_per_worker_dataset(make, sharding="odd")  # type: ignore[arg-type]  # the point of this test
-    with pytest.raises(rd.SpecError, match="of a function that gives one, got int"):
+    with pytest.raises(rd.SpecError, match="or a function that returns one, got int"):
         coordinator.create_per_worker_dataset(3)  # type: ignore[arg-type]  # the point of this test
 
 
