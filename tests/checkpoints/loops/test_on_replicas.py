@@ -119,7 +119,7 @@ def test_summaries_up_to_a_save_are_on_disk_when_the_checkpoint_is(
         for number, batch in enumerate(batches):
             rd.summary.scalar("mean", batch.double().mean(), step=number)
             if number == 2:
-                saved = manager.save()
+                saved: Any = manager.save()
             if number == 4:
                 saved.wait()
                 raise ValueError("as a killed run")  # what it recorded after the save is lost
