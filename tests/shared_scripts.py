@@ -108,6 +108,8 @@ class Scripts:
 def scripts() -> Iterator[Scripts]:
     """Runs scripts in one process, which has a Ray of its own."""
     with ray_home() as home:
-        runner = Scripts(home.environment)
+        # Workers of the Ray that the first script starts find modules beside examples, too.
+        paths = os.pathsep.join(filter(None, [str(EXAMPLES), home.environment.get("PYTHONPATH", "")]))
+        runner = Scripts({**home.environment, "PYTHONPATH": paths})
         yield runner
         runner.end()

@@ -93,7 +93,7 @@ def test_chips_of_early_and_late_versions_are_two_devices() -> None:
 
 
 def test_hosts_that_do_not_make_up_the_slice() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"The 8 chips of topology '2x2x2' must be .* each .* has 3"):
+    with pytest.raises(InvalidArgumentError, match=r"The 8 chips of .* must fill whole hosts, .* each .* has 3"):
         SliceShape.of("v4", "2x2x2", chips_per_host=3)
     with pytest.raises(InvalidArgumentError, match="each TPU host of the cluster has 8"):
         SliceShape.of("v4", "2x2x1", chips_per_host=8)

@@ -209,6 +209,7 @@ def permuted(positions: _Words, count: int, keys: _Words) -> _Words:
     round function. Numbers beyond `count` are permuted again until they fall below it, which keeps it a permutation
     ("cycle walking": Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
 
+    >>> from raydist.pipelines.elements.seeds import RandomKey
     >>> keys = RandomKey(seed=1, operation="global_shuffle-1").words(0, 8)
     >>> sorted(permuted(np.arange(10, dtype=np.uint64), 10, keys).tolist()) == list(range(10))
     True
