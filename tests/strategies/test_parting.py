@@ -232,7 +232,8 @@ def test_a_step_that_parts_is_an_error_that_names_the_replica(three: rd.Mirrored
             three.local_results(three.run(step_of(training, program), args=(x,), options=options))
 
     message = parts(three, train)
-    assert "rank 1 differs from the others" in message, message
+    # On a busy machine two ranks that wait for each other are found before the third one has come to a collective.
+    assert "rank 1 differs from the others" in message or "rank 2 is at work" in message, message
     data.close()
 
 
