@@ -1,4 +1,4 @@
-"""Columns of wanted features, filled record by record, and outputs made from them."""
+"""Columns of wanted features, filled record by record or for many records at once, and outputs made from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from raydist.pipelines.tf_example.features import (
 )
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue, RowPartition
 
-_Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Feature = FixedLenFeature | FixedLenSequenceFeature | VarLenFeature | SparseFeature | RaggedFeature
 
 _TYPE_NAMES = {"int64_list": "int64", "float_list": "float32", "bytes_list": "bytes"}
@@ -31,16 +30,21 @@ _INT64 = np.dtype(np.int64)
 
 
 class FeatureColumn(ABC):
-    """The column of one feature, with one row per record."""
+    """The column of one feature, with one row per record of `num_values` values; None for any number."""
 
-    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
+    def __init__(self, name: str, dtype: np.dtype[Any], num_values: int | None) -> None:
         self.name = name
+        self.num_values = num_values
         self.kind = LIST_FIELDS[dtype]
         self._dtype = column_dtype(dtype)
 
     @abstractmethod
     def add(self, found: Any, index: int) -> None:
         """Set the row of record `index` from the record's feature map `found`."""
+
+    @abstractmethod
+    def fill(self, rows: Any, values: FeatureArray) -> None:
+        """Set the rows of the records `rows` from `values`: one line each, with `num_values` values."""
 
     @abstractmethod
     def array(self) -> FeatureArray:
@@ -68,18 +72,21 @@ class FixedColumn(FeatureColumn):
     """A column whose rows have one shape."""
 
     def __init__(self, name: str, feature: FixedLenFeature, num_records: int) -> None:
-        super().__init__(name, feature.dtype)
+        super().__init__(name, feature.dtype, feature.num_values)
         self._feature = feature
         self._rows = np.empty((num_records, *feature.shape), self._dtype)
 
     def add(self, found: Any, index: int) -> None:
         values = getattr(found[self.name], self.kind).value
-        if len(values) != self._feature.num_values or not values and self._is_missing(found, index):
+        if len(values) != self.num_values or not values and self._is_missing(found, index):
             self._rows[index] = self._default(found, index, len(values))
         elif self._feature.shape == ():
             self._rows[index] = values[0]
         else:
             self._rows[index] = self._vector(values).reshape(self._feature.shape)
+
+    def fill(self, rows: Any, values: FeatureArray) -> None:
+        self._rows[rows] = values.reshape(len(values), *self._feature.shape)
 
     def array(self) -> FeatureArray:
         return self._rows
@@ -106,7 +113,7 @@ class RaggedColumn(FeatureColumn):
     """A column with any number of values per record. `rows` are arrays of shape (k,)."""
 
     def __init__(self, name: str, dtype: np.dtype[Any], num_records: int) -> None:
-        super().__init__(name, dtype)
+        super().__init__(name, dtype, None)
         self.rows: list[FeatureArray] = [np.empty(0, self._dtype)] * num_records
 
     def add(self, found: Any, index: int) -> None:
@@ -115,8 +122,15 @@ class RaggedColumn(FeatureColumn):
             self._is_missing(found, index)
         self.rows[index] = self._vector(values)
 
+    def fill(self, rows: Any, values: FeatureArray) -> None:
+        for row, line in zip(rows, values, strict=True):
+            self.rows[row] = line
+
     def array(self) -> FeatureArray:
         return object_column(self.rows)
+
+
+_Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def row_lengths(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:

@@ -14,6 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from google.protobuf.message import DecodeError
 
 from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.pipelines.tf_example.batches import fill_alike
 from raydist.pipelines.tf_example.outputs import Feature, FeatureOutput, feature_output
 
 _SCHEMA = """
@@ -52,7 +53,8 @@ def example_class() -> Any:
 def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str, Any]:
     """Parse one serialized tf.train.Example, or a batch of them (tf.io.parse_example).
 
-    Parsing a batch (`ds.batch(n).map(...)`) costs less per record than parsing one by one.
+    Parsing a batch (`ds.batch(n).map(...)`) costs less per record than parsing one by one, least where records are
+    written alike: the same features in the same order with the same numbers of values (images of one size, vectors).
 
     Args:
         serialized: One record (bytes), or a batch: a list or an object array of shape (n,), as `batch` makes it.
@@ -121,8 +123,8 @@ def _parse(records: Sequence[Any], features: Mapping[str, Feature]) -> dict[str,
     _check_features(features)
     outputs = {name: feature_output(name, feature, len(records)) for name, feature in features.items()}
     columns = [column for output in outputs.values() for column in output.columns]
-    for index, record in enumerate(records):
-        found = _feature_map(record, index)
+    for index in fill_alike(records, columns):
+        found = _feature_map(records[index], index)
         for column in columns:
             column.add(found, index)
     return outputs
