@@ -36,6 +36,14 @@ def test_sources_of_outputs_is_the_sequential_buffer() -> None:
         assert sorted(last) == sorted(step for step in slots if step >= 0)
 
 
+@pytest.mark.parametrize("unit", [1, 1 << 15, (1 << 16) + 1, 1 << 24, 1 << 40])
+def test_slots_of_any_size_are_told_apart(unit: int) -> None:
+    drawn = np.random.default_rng(0).integers(0, 5, 60)
+    assert [part.tolist() for part in sources_of_outputs(drawn * unit)] == [
+        part.tolist() for part in sources_of_outputs(drawn)
+    ]
+
+
 @pytest.mark.parametrize("buffer_size", [2, 5, 19])
 def test_an_element_never_comes_more_than_the_buffer_early(buffer_size: int) -> None:
     for seed in range(5):
