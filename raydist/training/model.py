@@ -174,6 +174,8 @@ class Model(CompiledModel):
         if not self._module.training:
             self._module.train()
         with contextlib.ExitStack() as stack:
+            for each in profiler:
+                stack.callback(each.close)
             view = stack.enter_context(open_view(*progress_stream(callbacks, verbose=verbose)))
             checkpoints = open_checkpoints(
                 checkpoint, callbacks, trainee, objects, data, state, resume=resume, stack=stack

@@ -60,6 +60,23 @@ def test_a_short_fit_is_recorded_as_far_as_it_goes(tmp_path: Path) -> None:
     assert processes(tmp_path / "trace.json.gz", "aten::addmm") == {"replica 0": 2}
 
 
+def test_a_fit_that_fails_writes_its_trace_and_records_no_further(tmp_path: Path) -> None:
+    class Fails(rd.Callback):
+        def on_train_batch_end(self, batch: int, logs: object) -> None:
+            if batch == 4:
+                raise ZeroDivisionError
+
+    with rd.OneDeviceStrategy("cpu").scope():
+        model = rd.Model(torch.nn.Linear(4, 1))
+        model.compile("sgd", "mse")
+    x = torch.ones(20, 4)
+    with pytest.raises(ZeroDivisionError):
+        model.fit(x, x[:, :1], batch_size=2, profile=tmp_path, callbacks=[Fails()], verbose=False)
+    assert processes(tmp_path / "trace.json.gz", "aten::addmm") == {"replica 0": 2}
+    model.fit(x, x[:, :1], batch_size=2, profile=tmp_path, verbose=False)  # no recording is under way
+    assert processes(tmp_path / "trace.json.gz", "aten::addmm") == {"replica 0": 5}
+
+
 def test_workers_of_parameter_servers_are_refused() -> None:
     strategy = rd.ParameterServerStrategy.__new__(rd.ParameterServerStrategy)
     with pytest.raises(rd.InvalidArgumentError, match="needs a strategy whose replicas run the same steps"):

@@ -124,8 +124,11 @@ class SplitAssignments:
         self._splits_of(reader).drop(used)
 
     def assign_returned(self, reader: Reader) -> InputSplit | None:
-        """Assign a split of a dead reader to this reader, and return the split; None if there is none."""
-        if not self._returned:
+        """Assign a split of a dead reader to this reader, and return the split; None if there is none.
+
+        A dead reader, whose request arrives late, gets none: nobody would return the split once more.
+        """
+        if not self._returned or reader in self._dead:
             return None
         split = self._returned.popleft()
         self._splits_of(reader).splits.append(split)

@@ -318,18 +318,18 @@ class InputPipeline:
     def claim(self, key: str, reader: Reader, used: int) -> InputSplit | None:
         """Do `SplitServer.claim`; return an error of a closed epoch as the last split."""
         try:
-            with self._claiming:
-                split_server = self._split_servers.setdefault(key, SplitServer(self._served(key)))
-            return split_server.claim(reader, used)
+            return self._split_server(key).claim(reader, used)
         except RaydistError as error:
             return InputSplit(QueueEntry(0, ({},), error=pack_error(error), last=True))
 
     def give_back_splits(self, key: str, reader: Reader, used: int) -> None:
         """Do `SplitServer.return_splits`; do nothing for an epoch that is gone."""
+        with contextlib.suppress(CancelledError):
+            self._split_server(key).return_splits(reader, used)
+
+    def _split_server(self, key: str) -> SplitServer:
         with self._claiming:
-            split_server = self._split_servers.get(key)
-        if split_server is not None:
-            split_server.return_splits(reader, used)
+            return self._split_servers.setdefault(key, SplitServer(self._served(key)))
 
     def acknowledge(self, key: str, rank: int | None, done: int) -> None:
         """Do `ServedEpoch.acknowledge`; does nothing for an epoch that is gone."""

@@ -212,16 +212,21 @@ class _CountedIterator(ClosesInput, OpIterator):
         self._source.load_state_dict(state["input"])
 
 
-@final
 @dataclass(frozen=True, eq=False)
-class TakeOp(UnaryOp):
-    """The first `count` elements of `input`; a negative count takes all."""
+class _CountOp(UnaryOp):
+    """An operation with a number of elements of its input."""
 
     pure: ClassVar[bool] = True
     content_blind: ClassVar[bool] = True
     takes_row_ids: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
     count: int
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TakeOp(_CountOp):
+    """The first `count` elements of `input`; a negative count takes all."""
 
     @property
     def label(self) -> str:
@@ -254,14 +259,8 @@ class _TakeIterator(_CountedIterator):
 
 @final
 @dataclass(frozen=True, eq=False)
-class SkipOp(UnaryOp):
+class SkipOp(_CountOp):
     """`input` without its first `count` elements; a negative count skips all."""
-
-    pure: ClassVar[bool] = True
-    content_blind: ClassVar[bool] = True
-    takes_row_ids: ClassVar[bool] = True
-    state_is_recent: ClassVar[bool] = True
-    count: int
 
     @property
     def label(self) -> str:

@@ -42,3 +42,7 @@ class ProfileBatches(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Write what was recorded of an epoch that was shorter."""
         self._recording.close()
+
+    def close(self) -> None:
+        """Write what was recorded of a training that failed, so that the replicas record no further."""
+        self._recording.close()

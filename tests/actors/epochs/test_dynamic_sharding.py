@@ -77,6 +77,16 @@ def test_what_comes_for_a_reader_that_has_died_meanwhile_is_for_the_next() -> No
     assert batches_of(again) == [0, 1]
 
 
+def test_a_request_of_a_dead_reader_that_arrives_late_takes_no_split() -> None:
+    splits = SplitAssignments()
+    splits.assign_next((0, 0), QueueEntry(0, ({}, {})))
+    splits.return_splits((0, 0), 0)
+    assert splits.assign_returned((0, 0)) is None
+    again = splits.assign_returned((1, 0))
+    assert again is not None
+    assert batches_of(again) == [0, 1]
+
+
 # --- claims of readers ------------------------------------------------------------------------------------------------
 
 

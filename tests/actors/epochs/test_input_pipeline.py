@@ -71,6 +71,16 @@ def test_a_closed_pass_answers_with_its_end(pipeline: InputPipeline) -> None:
         pipeline.reclaim("a")
 
 
+def test_a_death_before_the_first_claim_is_remembered(pipeline: InputPipeline) -> None:
+    pipeline.open("a", job_of(Dataset.range(4).batch(2)))
+    pipeline.give_back_splits("a", (0, 0), 0)
+    pipeline.claim("a", (0, 0), 0)  # arrives late
+    split = pipeline.claim("a", (1, 0), 0)
+    assert split is not None
+    assert split.entry.number == 0
+    pipeline.give_back_splits("gone", (0, 0), 0)
+
+
 def test_an_abandoned_pass_ends_with_its_last_reader(pipeline: InputPipeline) -> None:
     pipeline.open("a", job_of(Dataset.range(8).batch(2)))
     assert pipeline.poll("a", poll_at(0))
