@@ -109,8 +109,8 @@ class CompiledModel:
         >>> import torch
         >>> model = rd.Model(torch.nn.Linear(2, 1))
         >>> model.compile("sgd", "mse")
-        >>> rd.Checkpoint(**model.checkpoint_objects())
-        Checkpoint(model, optimizer)
+        >>> sorted(model.checkpoint_objects())
+        ['model', 'optimizer']
         """
         if self._compiled is None:
             return {"model": self._module}
