@@ -2,6 +2,7 @@
 
     python -m tests.mutations.mutate choose --count 150 --seed 0   # writes mutations.json
     python -m tests.mutations.mutate run --tree COPY               # applies one after the other, runs tests
+    python -m tests.mutations.mutate run --again --tree COPY       # those that were caught once, by today's tests
     python -m tests.mutations.mutate apply 17                      # changes the file, to look at it
 
 A mutation is one change in one line of a function: another comparison, another sign, a missing `not`, a number that is
@@ -45,6 +46,7 @@ class Mutation:
         before: The line, without the spaces around it.
         after: The changed line.
         caught: The test that failed; "" for none; None where nothing was run.
+        again: The test that failed in a later run; "gone" where the code exists no more.
     """
 
     file: str
@@ -52,6 +54,7 @@ class Mutation:
     before: str
     after: str
     caught: str | None = None
+    again: str | None = None
 
 
 def mutations_of(file: Path, name: str) -> Iterator[Mutation]:
@@ -164,13 +167,14 @@ def apply(mutation: Mutation, tree: Path) -> Path | None:
     return None
 
 
-def tests_of(file: str, tree: Path) -> list[list[str]]:
-    """Groups of tests for a file: its own and its examples, then its package's."""
+def tests_of(file: str, caught: str | None, tree: Path) -> list[list[str]]:
+    """Groups of tests for a file: the one that caught it before, its own and its examples, then its package's."""
     *folders, name = Path(file).parts[1:]
-    own = [tree / "tests" / Path(*folders[depth:]) / f"test_{name}" for depth in range(len(folders) + 1)]
-    first = [file, *(str(path.relative_to(tree)) for path in own[:1] if path.exists())]
-    package = tree / "tests" / folders[0] if folders else tree / "tests" / f"test_{name}"
-    return [first, [str(package.relative_to(tree))]] if package.exists() else [first]
+    own = Path("tests", *folders, f"test_{name}")
+    before = Path(caught.split()[-1].split("::")[0]) if caught and "::" in caught else own
+    first = [file, *(str(path) for path in dict.fromkeys([before, own]) if (tree / path).exists())]
+    folder = [str(path) for path in [Path("tests", *folders), *Path("tests", *folders).parents[:-1]]]
+    return [first, *([path] for path in folder if (tree / path).exists() and path != "tests")]
 
 
 def run(mutation: Mutation, tree: Path) -> str:
@@ -179,7 +183,8 @@ def run(mutation: Mutation, tree: Path) -> str:
     if file is None:
         return "gone"
     try:
-        return next((test for group in tests_of(mutation.file, tree) if (test := _failing(group, tree))), "")
+        groups = tests_of(str(file.relative_to(tree)), mutation.caught, tree)
+        return next((test for group in groups if (test := _failing(group, tree))), "")
     finally:
         subprocess.run(["git", "checkout", "-q", "--", str(file)], cwd=tree, check=True)
 
@@ -211,7 +216,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--leave-out", nargs="*", default=[], help="parts of names of files")
     parser.add_argument("--tree", type=Path, default=ROOT, help="a copy of the project that may be changed")
-    parser.add_argument("--part", default="0/1", help="1/2 runs the second half")
+    parser.add_argument("--part", default="0/1", help="1/2 runs every second one")
+    parser.add_argument("--again", action="store_true", help="those that were caught, once more")
+    parser.add_argument("--only", default="", help="a part of the name of the file that a mutation was found in")
     given = parser.parse_args()
     if given.what == "choose":
         _write(choose(given.count, given.seed, given.leave_out))
@@ -222,11 +229,12 @@ def main() -> None:
         return
     part, parts = map(int, given.part.split("/"))
     for number, mutation in enumerate(mutations):
-        if mutation.caught is None and number % parts == part:
+        wanted = mutation.again is None and mutation.caught if given.again else mutation.caught is None
+        if wanted and number % parts == part and given.only in mutation.file:
             caught = run(mutation, given.tree.resolve())
             print(number, mutation.file, repr(mutation.after), "->", caught or "NOT CAUGHT", flush=True)
             current = [Mutation(**entry) for entry in json.loads(KEPT.read_text())]
-            current[number] = replace(mutation, caught=caught)
+            current[number] = replace(mutation, **{"again" if given.again else "caught": caught})
             _write(current)
 
 
