@@ -23,7 +23,6 @@ from raydist.parameter_servers.requests import Assign, CreateSlices, Pull, Push,
 from raydist.parameter_servers.server import ParameterServer
 from tests.contracts.server_connection import ServerConnectionContract, ask
 from tests.parameter_servers.examples import slice_of
-from tests.parameter_servers.local_server import PlainServer
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -63,7 +62,8 @@ class TestRayConnection(ServerConnectionContract):
     @contextmanager
     def connections(self, count: int) -> Iterator[list[ServerConnection]]:
         handle = self.actors._handles[0]
-        ray.get(handle.start.remote("parameter server 0", "tried", PlainServer, 0), timeout=START_S)
+        make = handle.start.remote("parameter server 0", "tried", ParameterServer, 0, 1, rd.SyncWithBackups(0))
+        ray.get(make, timeout=START_S)
         yield [RayConnection(handle, "parameter server 0", 20.0) for _ in range(count)]
 
 

@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import cloudpickle
 import torch
 
 from raydist.actors.version_check import Software, installed_software
 from raydist.actors.worker_actors import WorkerCall
+from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
 from raydist.core.errors import UnavailableError
 from raydist.core.exception_utils import as_exception
+from raydist.mirroring.messages import StepPayload
 from raydist.options import Timeouts
 from raydist.replicas.ps.work_message import ClosureLabel
 from raydist.replicas.ps.worker_runner import WorkerRules
 from raydist.replicas.rules import VariablesView
-from raydist.replicas.step import ReplicaSetup
+from raydist.replicas.step import ReplicaSetup, StepHeader
 
 TIMEOUTS = Timeouts(start_s=20.0, step_s=20.0, close_s=5.0)
 
@@ -196,3 +199,12 @@ def coordinated(
     finally:
         coordinator.close()
         port.close()
+
+
+def scheduled(coordinator: Coordinator, fn: Callable[..., Any], *args: Any) -> Closure:
+    payload = StepPayload(function=cloudpickle.dumps(fn), arguments=cloudpickle.dumps((args, {})))
+
+    def make_header(number: int) -> bytes:
+        return pickle.dumps(StepHeader(number, 0, payload.of_step(), padding=False))
+
+    return coordinator.schedule(payload, make_header)

@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from torch import nn
 import raydist as rd
 from raydist.checkpoints import checkpoint as saving
 from raydist.checkpoints import contents, read_tensors
+from raydist.checkpoints.capture import StagingBuffers
+from raydist.checkpoints.checkpoint import StartedSave, contents_of, start_save
+from raydist.checkpoints.manifest import SavedCheckpoint, open_checkpoint
 from raydist.checkpoints.ps_reader import ServerReader
 from raydist.checkpoints.ps_save import ServerWriter
 from raydist.checkpoints.shards import DispatchedSave, ShardTerms
@@ -33,6 +36,7 @@ from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
 from raydist.parameter_servers.server import ParameterServer
 from raydist.parameter_servers.slices import FixedShardsPartitioner
+from raydist.pipelines.stored.directory_files import directory_files
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from tests.coordinator.in_process import TIMEOUTS, ThreadPort
 from tests.parameter_servers.local_server import LocalConnection
@@ -155,7 +159,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 class Net(nn.Module):
-    """With all that servers may have: rows, buffers, a scalar, one variable under two names, some without elements."""
+    """With all that servers may have: buffers, a scalar, a variable with two names, some without elements, a table."""
 
     empty: torch.Tensor
 
@@ -170,10 +174,11 @@ class Net(nn.Module):
         self.register_buffer("empty", torch.empty(0, 3))
         self.no_rows = nn.Parameter(torch.empty(0, 3))
         self.no_columns = nn.Parameter(torch.empty(4, 0))
+        self.words = rd.ShardedEmbedding(1000, 3, seed=5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.tied(self.second(self.norm(self.first(x)) * self.factor).tanh())
-        return out + self.no_rows.sum() + self.no_columns.sum()
+        return out + self.words(words).square().mean() + self.no_rows.sum() + self.no_columns.sum()
 
 
 class Steps(nn.Module):
@@ -186,8 +191,7 @@ class Steps(nn.Module):
         self.register_buffer("value", torch.zeros((), dtype=torch.int64))
 
 
-def batch(number: int) -> torch.Tensor:
-    return torch.sin(torch.arange(32.0) + number).reshape(8, 4)
+EVERY_ROW = torch.arange(120)  # of them from 90 on none is used
 
 
 class Run:
@@ -216,20 +220,23 @@ class Run:
     def _find_restorer(self) -> Any:
         return None if self.here is None else self.here.restorer
 
+    def inputs(self, number: int) -> tuple[torch.Tensor, ...]:
+        return torch.sin(torch.arange(32.0) + number).reshape(8, 4), torch.arange(number, 90, 7)
+
     def train(self, numbers: range) -> None:
         model, optimizer, steps = self.model, self.optimizer, self.steps
 
-        def step(x: torch.Tensor) -> None:
+        def step(*inputs: torch.Tensor) -> None:
             optimizer.zero_grad()
-            model(x).square().mean().backward()
+            model(*inputs).square().mean().backward()
             optimizer.step()
             steps.value += 1
 
         for number in numbers:
             if self.here is None:
-                step(batch(number))
+                step(*self.inputs(number))
             else:
-                self.here.schedule(step, batch(number))
+                self.here.schedule(step, *self.inputs(number))
 
     def state(self) -> dict[str, Any]:
         """All of it, copied."""
@@ -237,11 +244,20 @@ class Run:
             self.here.coordinator.join()
         found: dict[str, Any] = {
             "model": {key: value.detach().clone() for key, value in self.model.state_dict().items()},
+            "rows": self.model.words(EVERY_ROW).detach(),
             "steps": int(self.steps.value),
             **self.optimizer.state_dict(),
         }
         found["param_groups"] = [{**group, "fused": None} for group in found["param_groups"]]
         return found
+
+
+def begun(run: Run, path: Path) -> StartedSave:
+    return start_save(contents_of(run.checkpoint), directory_files(str(path)), {}, staging=StagingBuffers())
+
+
+def opened(path: Path) -> SavedCheckpoint:
+    return open_checkpoint(directory_files(str(path)))
 
 
 def assert_same(found: Any, expected: Any, tolerance: float = 0.0) -> None:
@@ -279,14 +295,10 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saved:
     """Saves a run of three steps on so many servers, or alone; says where, and its state."""
     monkeypatch.setattr(saving, "ShardTerms", functools.partial(ShardTerms, small_bytes=0))
 
-    def save(kind: Kind = adam, num_servers: int | None = None, parts: int = 1) -> tuple[Path, dict[str, Any]]:
+    def save(kind: Kind = adam, num_servers: int = 0, parts: int = 1) -> tuple[Path, dict[str, Any]]:
         path = tmp_path / "c"
-        if num_servers is None:
-            run = Run(kind)
-            run.train(range(3))
-            run.checkpoint.save(path)
-            return path, run.state()
-        with local_strategy(1, num_servers, partitioner=FixedShardsPartitioner(parts)) as here:
+        parted = FixedShardsPartitioner(parts)
+        with local_strategy(1, num_servers, partitioner=parted) if num_servers else nullcontext() as here:
             run = Run(kind, here, monkeypatch)
             run.train(range(3))
             run.checkpoint.save(path)

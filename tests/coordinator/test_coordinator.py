@@ -13,26 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 
 import raydist as rd
 from raydist.actors.version_check import Software
-from raydist.coordinator.closures import Closure
-from raydist.coordinator.coordinator import Coordinator
-from raydist.mirroring.messages import StepPayload
-from raydist.replicas.step import StepHeader
-from tests.coordinator.in_process import TIMEOUTS, ThreadPort, coordinated
-
-
-def scheduled(coordinator: Coordinator, fn: Callable[..., Any], *args: Any) -> Closure:
-    payload = StepPayload(function=cloudpickle.dumps(fn), arguments=cloudpickle.dumps((args, {})))
-
-    def make_header(number: int) -> bytes:
-        return pickle.dumps(StepHeader(number, 0, payload.of_step(), padding=False))
-
-    return coordinator.schedule(payload, make_header)
+from tests.coordinator.in_process import TIMEOUTS, ThreadPort, coordinated, scheduled
 
 
 def test_closures_run_on_all_workers_and_their_values_come_back() -> None:
@@ -48,6 +34,11 @@ def test_closures_run_on_all_workers_and_their_values_come_back() -> None:
 
 def fail(text: str) -> None:
     raise ValueError(text)
+
+
+def test_an_iterator_that_ends_in_a_closure_is_an_error_of_its_own() -> None:
+    with coordinated(1) as (coordinator, _, _), pytest.raises(rd.OutOfRangeError, match="an iterator of it has ended"):
+        coordinator.value_of(scheduled(coordinator, lambda: next(iter(()))))
 
 
 def test_the_first_error_is_raised_once_the_rest_is_cancelled_and_then_all_works() -> None:
@@ -88,15 +79,15 @@ def pickled_wait(gate: threading.Event) -> Callable[[], str]:
     return wait
 
 
-@pytest.mark.parametrize("ask", ["schedule", "done"])
-def test_an_error_comes_out_of_the_next_call_whatever_that_is(ask: str) -> None:
+def test_an_error_comes_out_of_the_next_call_whatever_that_is() -> None:
     with coordinated() as (coordinator, _, _):
-        scheduled(coordinator, fail, "bad")
-        while coordinator._queue.error is None:
-            time.sleep(0.01)
-        with pytest.raises(ValueError, match="bad"):
-            coordinator.done() if ask == "done" else scheduled(coordinator, lambda: None)
-        coordinator.join()
+        for ask in (coordinator.done, lambda: scheduled(coordinator, lambda: None)):
+            scheduled(coordinator, fail, "bad")
+            while coordinator._queue.error is None:
+                time.sleep(0.01)
+            with pytest.raises(ValueError, match="bad"):
+                ask()
+            coordinator.join()
 
 
 def test_join_has_a_limit_and_says_who_is_at_work() -> None:
@@ -152,7 +143,7 @@ def test_after_close_nothing_is_scheduled_and_what_waits_is_cancelled() -> None:
             scheduled(coordinator, lambda: None)
 
 
-def test_two_hundred_closures_are_done_once_whichever_workers_die() -> None:
+def test_closures_are_done_once_whichever_workers_die() -> None:
     random.seed(0)
     with coordinated(2, TIMEOUTS) as (coordinator, port, side):
         closures = [scheduled(coordinator, lambda n: n, n) for n in range(100)]
@@ -236,17 +227,13 @@ def _await(condition: object) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("use", [float, int, bool, lambda x: x + 1, lambda x: 1 - x, torch.exp, lambda x: f"{x:.2f}"])
-def test_it_is_no_number(use: Any) -> None:
+def test_it_is_no_number_its_parts_are_values_and_it_prints_as_what_it_is() -> None:
+    uses: list[Any] = [float, int, bool, lambda x: x + 1, lambda x: 1 - x, torch.exp, lambda x: f"{x:.2f}"]
     with coordinated(1) as (coordinator, _, _):
-        value = rd.RemoteValue(coordinator, scheduled(coordinator, lambda: 1.0))
-        with pytest.raises(rd.InvalidArgumentError, match=r"strategy\.reduce"):
-            use(value)
-        coordinator.join()
-
-
-def test_its_parts_are_values_and_it_prints_as_what_it_is() -> None:
-    with coordinated(1) as (coordinator, _, _):
+        number = rd.RemoteValue(coordinator, scheduled(coordinator, lambda: 1.0))
+        for use in uses:
+            with pytest.raises(rd.InvalidArgumentError, match=r"strategy\.reduce"):
+                use(number)
         value = rd.RemoteValue(coordinator, scheduled(coordinator, lambda: {"a": [1, 2]}))
         assert value["a"][1].get() == 2
         assert repr(value) == f"{value}" == "RemoteValue({'a': [1, 2]})"

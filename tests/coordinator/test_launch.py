@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,29 +19,23 @@ def resolver(jobs: dict[str, list[str]], kind: str | None = None, index: int | N
     return rd.SimpleClusterResolver(rd.ClusterSpec(jobs), kind, index)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "request_", "workers", "servers"),
-    [
+def test_how_many_where_that_is_left_open() -> None:
+    cases: list[tuple[Cluster, PsRequest, int, int]] = [
         (ONE, PsRequest(), 3, 1),
         (TWO, PsRequest(), 2, 1),
         (GPUS, PsRequest(), 2, 1),
         (ONE, PsRequest(num_workers=9), 9, 2),
         (ONE, PsRequest(num_workers=1, num_ps=3), 1, 3),
-    ],
-)
-def test_how_many_where_that_is_left_open(cluster: Any, request_: Any, workers: int, servers: int) -> None:
-    plan = plan_ps("name", request_, cluster, rd.Timeouts())
-    assert (len(plan.setups), plan.num_ps, len(plan.bundles)) == (workers, servers, workers + servers)
-    assert [(setup.rank, setup.world_size, len(setup.worker_devices)) for setup in plan.setups] == [
-        (number, 1, 1) for number in range(workers)
     ]
-    assert plan.setups[0].device == ("cuda:0" if cluster is GPUS else "cpu")
-
-
-@pytest.mark.parametrize("num_cores", [2, 3, 5, 9, 64])
-def test_workers_and_servers_that_nobody_asked_for_fit_one_node(num_cores: int) -> None:
-    plan = plan_ps("name", PsRequest(), Cluster(False, (Node("a", "b", {"CPU": num_cores}),)), rd.Timeouts())
-    assert sum(bundle["CPU"] for bundle in plan.bundles) in (num_cores, num_cores - 1)
+    for cluster, request, workers, servers in cases:
+        plan = plan_ps("name", request, cluster, rd.Timeouts())
+        assert (len(plan.setups), plan.num_ps, len(plan.bundles)) == (workers, servers, workers + servers)
+        found = [(setup.rank, setup.world_size, len(setup.worker_devices)) for setup in plan.setups]
+        assert found == [(number, 1, 1) for number in range(workers)]
+        assert plan.setups[0].device == ("cuda:0" if cluster is GPUS else "cpu")
+    for num_cores in (2, 3, 5, 9, 64):
+        plan = plan_ps("name", PsRequest(), Cluster(False, (Node("a", "b", {"CPU": num_cores}),)), rd.Timeouts())
+        assert sum(bundle["CPU"] for bundle in plan.bundles) in (num_cores, num_cores - 1), "they fit one node"
 
 
 def test_servers_have_bundles_of_their_own_with_what_was_asked_for() -> None:
@@ -56,27 +52,20 @@ def test_a_resolver_names_workers_and_servers() -> None:
     assert (found.worker_hosts, found.server_hosts) == (("a", "b"), ("d",))
 
 
-@pytest.mark.parametrize(
-    ("jobs", "task", "message"),
-    [
-        ({"worker": ["a:1"]}, (None, None), r'jobs "worker" and "ps"'),
-        ({"worker": ["a:1"], "ps": ["b:1"], "cook": ["c:1"]}, (None, None), r"leave other jobs out"),
-        ({"worker": ["a:1"], "ps": ["b:1"]}, ("ps", 0), r"this process is task ps 0.*no program"),
-    ],
-)
-def test_what_a_resolver_must_not_say(jobs: Any, task: Any, message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        PsRequest().with_resolver(resolver(jobs, *task))
-
-
-def test_numbers_and_resolver_must_agree() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"num_ps is 2, but the cluster resolver names 1: b\. Leave"):
-        PsRequest(num_ps=2).with_resolver(resolver({"worker": ["a:1"], "ps": ["b:1"]}))
-
-
-@pytest.mark.parametrize("bad", [0, -1, 1.5, True])
-def test_there_is_at_least_one_of_each(bad: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"num_workers must be >= 1.*at least one worker"):
-        PsRequest(num_workers=bad)
-    with pytest.raises(rd.InvalidArgumentError, match=r"num_ps must be >= 1.*at least one parameter server"):
-        PsRequest(num_ps=bad)
+def test_what_cannot_be_asked_for() -> None:
+    both = {"worker": ["a:1"], "ps": ["b:1"]}
+    bad: list[Any] = [0, -1, 1.5, True]
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: PsRequest().with_resolver(resolver({"worker": ["a:1"]})), r'jobs "worker" and "ps"'),
+        (lambda: PsRequest().with_resolver(resolver({**both, "cook": ["c:1"]})), r"leave other jobs out"),
+        (lambda: PsRequest().with_resolver(resolver(both, "ps", 0)), r"this process is task ps 0.*no program"),
+        (
+            lambda: PsRequest(num_ps=2).with_resolver(resolver(both)),
+            r"num_ps is 2, but the cluster resolver names 1: b\. Leave",
+        ),
+        *((partial(PsRequest, num_workers=each), r"num_workers must be >= 1.*at least one worker") for each in bad),
+        *((partial(PsRequest, num_ps=each), r"num_ps must be >= 1.*at least one parameter server") for each in bad),
+    ]
+    for make, message in cases:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            make()

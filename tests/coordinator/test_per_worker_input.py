@@ -62,19 +62,17 @@ def test_a_worker_that_starts_again_leaves_out_what_was_used_in_the_same_order()
     assert rows(rd.Dataset(op)) == rows(dataset)[4:]
 
 
-@pytest.mark.parametrize(
-    ("given", "sharding", "error", "message"),
-    [
+def test_what_is_no_dataset() -> None:
+    unused: Any = None
+    made = PerWorkerInput(lambda: 2, unused, unused, rd.Timeouts())
+    cases: list[tuple[Any, Any, Any, str]] = [
         (rd.Dataset.range(2), "odd", rd.InvalidArgumentError, r'sharding must be None, "static" or "dynamic", got'),
         (3, None, rd.SpecError, r"or a function that returns one, got int"),
         (lambda: 3, None, rd.SpecError, r"The function must return an rd\.Dataset, got int"),
-    ],
-)
-def test_what_is_no_dataset(given: Any, sharding: Any, error: Any, message: str) -> None:
-    unused: Any = None
-    made = PerWorkerInput(lambda: 2, unused, unused, rd.Timeouts())
-    with pytest.raises(error, match=message):
-        made.dataset(given, sharding, rd.InputOptions())
+    ]
+    for given, sharding, error, message in cases:
+        with pytest.raises(error, match=message):
+            made.dataset(given, sharding, rd.InputOptions())
 
 
 def test_an_iterator_is_for_schedule_only() -> None:

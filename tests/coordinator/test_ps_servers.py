@@ -26,8 +26,7 @@ def model_of() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8, dtype=torch.float64), nn.Tanh(), nn.Linear(8, 2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("num_servers", [1, 2])
-def test_one_worker_trains_as_a_bare_loop_does_with_what_the_driver_does_between_steps(num_servers: int) -> None:
+def test_one_worker_trains_as_a_bare_loop_does_with_what_the_driver_does_between_steps() -> None:
     bare = model_of()
     expected = torch.optim.AdamW(bare.parameters(), lr=0.01)
     for number, (x, y) in enumerate(batches(12)):
@@ -39,7 +38,7 @@ def test_one_worker_trains_as_a_bare_loop_does_with_what_the_driver_does_between
         if number == 5:
             with torch.no_grad():
                 next(bare.parameters()).mul_(0.5)
-    with local_strategy(1, num_servers) as here:
+    with local_strategy(1, 2) as here:
         with here.mirror.scope():
             model = model_of()
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -94,39 +93,12 @@ def test_steps_do_not_wait_for_what_a_dead_worker_was_to_push() -> None:
         assert [answer.step for answer in client.ask_all(Pull(()))] == [1, 1]
 
 
-@pytest.mark.parametrize("consistency", [rd.BoundedStaleness(1), rd.SyncWithBackups(0), rd.SyncWithBackups(1)])
-def test_no_rule_of_consistency_leaves_a_closure_or_a_read_waiting(consistency: Any) -> None:
-    with local_strategy(2, 2, consistency, partitioner=rd.FixedShardsPartitioner(2)) as here:
-        with here.mirror.scope():
-            weight = nn.Parameter(torch.zeros(4, dtype=torch.float64))
-            optimizer = torch.optim.SGD([weight], lr=1.0)
-
-        def step(slow: bool) -> float:
-            time.sleep(0.02 if slow else 0.0)
-            weight.grad = torch.full_like(weight, -1.0)
-            optimizer.step()
-            return weight[0].item()
-
-        values = [here.schedule(step, number % 7 == 0) for number in range(25)]
-        seen = [value.get() for value in values]
-        after = weight.detach().tolist()
-        assert len(set(after)) == 1
-        assert after[0] >= max(seen)
-        if isinstance(consistency, rd.BoundedStaleness):
-            assert after[0] == 25
-        stats = here.side.statistics()
-        assert sum(server.pushes + server.late for server in stats) >= 25
-
-
-@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.SparseAdam])
-def test_rows_of_embeddings_are_those_of_torch_and_go_on_with_another_number_of_servers(
-    kind: type[torch.optim.Optimizer],
-) -> None:
+def test_rows_of_embeddings_are_those_of_torch_and_go_on_with_another_number_of_servers() -> None:
     """A sharded embedding beside torch's own sparse one, both on servers, both as in a bare loop."""
     rows, ids = torch.arange(30), torch.randint(0, 30, (12, 4, 3), generator=torch.Generator().manual_seed(0))
     first = rd.ShardedEmbedding(30, 2, dtype=torch.float64, seed=1)(rows).detach()
     bare = nn.EmbeddingBag(30, 2, mode="sum", sparse=True, _weight=first.clone())
-    expected = kind(bare.parameters(), lr=0.1)  # type: ignore[call-arg]
+    expected = torch.optim.Adagrad(bare.parameters(), lr=0.1)
 
     def bare_step(bags: torch.Tensor) -> None:
         expected.zero_grad()
@@ -141,7 +113,7 @@ def test_rows_of_embeddings_are_those_of_torch_and_go_on_with_another_number_of_
         with local_strategy(1, num_servers) as here:
             with here.mirror.scope():
                 table = rd.ShardedEmbedding(30, 2, "sum", dtype=torch.float64, seed=1)
-                optimizer = kind(table.parameters(), lr=0.1)  # type: ignore[call-arg]
+                optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
 
             def step(
                 bags: torch.Tensor, table: nn.Module = table, optimizer: torch.optim.Optimizer = optimizer
@@ -164,30 +136,32 @@ def test_rows_of_embeddings_are_those_of_torch_and_go_on_with_another_number_of_
                 table(rows[:, None]).sum().backward()
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam])
-def test_a_sparse_embedding_of_torch_is_served(kind: Any) -> None:
-    torch.manual_seed(0)
-    bare = nn.Embedding(20, 3, sparse=True, dtype=torch.float64)
-    first, ids = bare.weight.detach().clone(), torch.randint(0, 20, (8, 5))
-    expected = kind(bare.parameters(), lr=0.1)
-    for numbers in ids:
-        expected.zero_grad()
-        bare(numbers).square().sum().backward()
-        with torch.sparse.check_sparse_tensor_invariants(False):
-            expected.step()
-    with local_strategy(1, 2, partitioner=rd.FixedShardsPartitioner(2)) as here:
-        with here.mirror.scope():
-            table = nn.Embedding(20, 3, sparse=True, _weight=first)
-            optimizer = kind(table.parameters(), lr=0.1)
+def test_a_sparse_embedding_of_torch_is_served() -> None:
+    kinds: list[Any] = [torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam]
+    bare = [nn.Embedding(20, 3, sparse=True, dtype=torch.float64) for _ in kinds]
+    first, ids = [table.weight.detach().clone() for table in bare], torch.randint(0, 20, (8, 5))
 
-        def step(numbers: torch.Tensor) -> None:
+    def step(numbers: torch.Tensor, tables: Any, optimizers: Any) -> None:
+        for table, optimizer in zip(tables, optimizers, strict=True):
             optimizer.zero_grad()
             table(numbers).square().sum().backward()
-            optimizer.step()
+            with torch.sparse.check_sparse_tensor_invariants(False):
+                optimizer.step()
 
+    def optimizers_of(tables: list[nn.Embedding]) -> list[Any]:
+        return [kind(table.parameters(), lr=0.1) for kind, table in zip(kinds, tables, strict=True)]
+
+    expected = optimizers_of(bare)
+    for numbers in ids:
+        step(numbers, bare, expected)
+    with local_strategy(1, 2, partitioner=rd.FixedShardsPartitioner(2)) as here:
+        with here.mirror.scope():
+            tables = [nn.Embedding(20, 3, sparse=True, _weight=weight) for weight in first]
+            optimizers = optimizers_of(tables)
         for numbers in ids:
-            here.schedule(step, numbers)
-        torch.testing.assert_close(table.weight.detach(), bare.weight.detach(), rtol=1e-9, atol=1e-12)
+            here.schedule(lambda numbers: step(numbers, tables, optimizers), numbers)
+        for table, other in zip(tables, bare, strict=True):
+            torch.testing.assert_close(table.weight.detach(), other.weight.detach(), rtol=1e-9, atol=1e-12)
 
 
 def test_servers_let_go_of_what_the_program_has_dropped_and_of_nothing_else() -> None:
@@ -265,24 +239,7 @@ def test_a_parameter_that_is_dropped_leaves_its_optimizers_other_options_alone()
         assert float((first.weight.detach() - values).abs().max()) > 0.05  # steps of 0.5, not of 0.01
 
 
-def not_elementwise() -> tuple[nn.Module, Any]:
-    model = nn.Linear(2, 2, dtype=torch.float64)
-    return model, torch.optim.LBFGS(model.parameters())
-
-
-def odd_partitions() -> tuple[nn.Module, Any]:
-    return nn.Linear(2, 3, dtype=torch.float64), None
-
-
-def too_large() -> tuple[nn.Module, Any]:
-    return nn.Linear(1000, 1000, dtype=torch.float64), None
-
-
-@pytest.mark.parametrize(
-    ("make", "message"), [(not_elementwise, "LBFGS"), (odd_partitions, "half"), (too_large, r"[\d,]+ bytes")]
-)
-@pytest.mark.parametrize("keep", [True, False])
-def test_what_is_refused_leaves_nothing_and_others_go_on(make: Any, message: str, keep: bool) -> None:
+def test_what_is_refused_leaves_nothing_and_others_go_on() -> None:
     """As in a notebook: the cell is written anew and run again, whether its objects are still held or not."""
 
     def partitioner(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -306,15 +263,22 @@ def test_what_is_refused_leaves_nothing_and_others_go_on(make: Any, message: str
                 nn.init.ones_(model.weight)
                 return model, torch.optim.SGD(model.parameters(), lr=0.5)
 
+        def bad(sizes: tuple[int, int]) -> tuple[nn.Module, Any]:
+            with here.mirror.scope():
+                model = nn.Linear(*sizes, dtype=torch.float64)
+                return model, torch.optim.LBFGS(model.parameters()) if sizes == (2, 2) else None
+
         before, held = good(), []
         assert train(*before) == 2.0
-        for _ in range(2):
-            with here.mirror.scope():
-                bad = make()
+        for sizes, message, keep in (
+            *(((2, 2), "LBFGS", True), ((2, 2), "LBFGS", False)),
+            *(((2, 3), "half", False), ((1000, 1000), r"[\d,]+ bytes", True)),
+        ):
+            made = bad(sizes)
             with pytest.raises(rd.RaydistError, match=message):
-                here.schedule(lambda bad=bad: (bad[0].training, bad[1] is None))
-            held += [bad] if keep else []
-            del bad
+                here.schedule(lambda made=made: (made[0].training, made[1] is None))
+            held += [made] if keep else []
+            del made
             gc.collect()
             assert train(*good()) == 2.0
         assert train(*before) == 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,8 @@ from raydist.parameter_servers.changes import Answered, DelayedAnswer
 from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.requests import (
     AddOptimizer,
+    Arrive,
+    BeginClosure,
     CreateSlices,
     OptimizerGroup,
     Push,
@@ -66,10 +68,23 @@ def answer(server: ParameterServer, request: ServerRequest, *tensors: torch.Tens
 def create(server: ParameterServer, *sizes: int, kind: Any = torch.optim.SGD, **options: Any) -> None:
     """Create slices of zeros and their optimizer, unless the server has them: then it is told again."""
     slices = tuple(slice_of(number, size) for number, size in enumerate(sizes))
-    defaults = kind([torch.zeros(1)], **options).defaults
     answer(server, CreateSlices(slices), *(torch.zeros(each.shape, dtype=each.dtype) for each in slices))
-    group = OptimizerGroup(defaults, tuple(range(len(sizes))))
-    answer(server, AddOptimizer(OPTIMIZER, cloudpickle.dumps(kind), (group,)))
+    answer(server, optimizer_of(*range(len(sizes)), kind=kind, **options))
+
+
+def optimizer_of(*numbers: int, kind: Any = torch.optim.SGD, **options: Any) -> AddOptimizer:
+    """Return the request that adds an optimizer of these slices."""
+    defaults = kind([torch.zeros(1)], **options).defaults
+    return AddOptimizer(OPTIMIZER, cloudpickle.dumps(kind), (OptimizerGroup(defaults, numbers),))
+
+
+def finish_step(ask: Callable[[ServerRequest], ServerAnswer]) -> ServerAnswer:
+    """Complete a step of `SyncWithBackups(0)` with one gradient of nothing, and return the answer to that."""
+    worker = Sender(9, 0)
+    step = ask(BeginClosure(worker, 1000)).step
+    key = PushKey(1000 + step, 0)
+    ask(Arrive(worker, key, step))
+    return ask(Push(worker, key, OPTIMIZER, (), (), step=step, completes=1))
 
 
 ME = Sender(0, 0)

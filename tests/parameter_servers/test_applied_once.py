@@ -51,13 +51,7 @@ CLOSURES = 12
 
 @dataclass
 class Running:
-    """A worker's run of a closure.
-
-    Attributes:
-        sender: Who runs it.
-        closure: Which.
-        left: Servers that have not answered its push yet.
-    """
+    """A worker's run of a closure; `left` are the servers that have not answered its push yet."""
 
     sender: Sender
     closure: int
@@ -294,6 +288,7 @@ def test_what_optimizers_remember_is_written_once() -> None:
         assert write(Sender(1, 0), 5.0) == "known"
         answer(server, FenceWorker(Sender(2, 0)))
         assert write(Sender(2, 0), 6.0) == "fenced"
+        assert (server.stats.repeated, server.stats.fenced) == (1, 1)
         known = answer(server, OptimizerState(OPTIMIZER)).value
         assert [known[number]["momentum_buffer"].tolist() for number in (0, 1)] == [[4, 4], [1, 1]]
         for states, error in (({7: {}}, "Gradients and states must be of"), ({OPTIMIZER: {9: {}}}, "and not number 9")):
@@ -330,42 +325,29 @@ def rows(*numbers: int, value: float = 1.0) -> PushedRows:
     return PushedRows(torch.tensor(numbers), torch.full((len(numbers), 1), value))
 
 
-def numbers_of(gradient: torch.Tensor | PushedRows) -> list[Any]:
-    found: list[Any] = (gradient.values if isinstance(gradient, PushedRows) else gradient).tolist()
-    return found
-
-
 def test_a_step_is_the_mean_and_a_worker_without_a_gradient_for_a_slice_counts_as_zeros() -> None:
-    steps = CollectedSteps()
+    steps, pushed = CollectedSteps(), torch.tensor([[4.0], [4.0]])
+    some, of_table = rows(1, 1, value=2.0), rows(3)
     steps.add(1, 2, 7, ServerGradients({0: torch.tensor([[9.0], [9.0]])}, {}))  # already in the next step
-    steps.add(0, 0, 7, ServerGradients({0: torch.tensor([[4.0], [4.0]])}, {}))
-    steps.add(0, 1, 7, ServerGradients({0: rows(1, 1, value=2.0), 1: rows(0)}, {5: rows(3)}))
+    steps.add(0, 0, 7, ServerGradients({0: pushed}, {}))
+    steps.add(0, 1, 7, ServerGradients({0: some, 1: rows(0)}, {5: of_table}))
     steps.add(0, 1, 7, None)  # comes twice
+    for tensor in (pushed, some.values, of_table.values):
+        tensor.fill_(torch.nan)  # the sums are copies
     steps.expect(0, 3)
     assert steps.take() is None
     steps.add(0, 2, 8, ServerGradients({3: torch.tensor([6.0])}, {}))
     means = steps.take()
     assert means is not None
     found = [means[7].slices[0], means[7].slices[1], means[7].tables[5], means[8].slices[3]]
-    assert list(map(numbers_of, found)) == [[[2], [4]], [[0.5]], [[0.5]], [6]]
+    values = [each.values if isinstance(each, PushedRows) else each for each in found]
+    assert [each.tolist() for each in values] == [[[2], [4]], [[0.5]], [[0.5]], [6]]
     steps.drop(1, 1)  # dead: nobody waits for it
     assert steps.take() is None  # nobody has said how many there are
     steps.expect(1, 2)
     means = steps.take()
     assert means is not None
-    assert numbers_of(means[7].slices[0]) == [[9], [9]]
+    assert torch.equal(means[7].slices[0], torch.tensor([[9.0], [9.0]]))  # type: ignore[arg-type]  # not rows
     steps.drop(0, 1)
     steps.expect(0, 2)
     assert (steps.take(), steps.step) == (None, 2)
-
-
-def test_sums_are_copies() -> None:
-    steps, gradient, some = CollectedSteps(), torch.ones(2), rows(1)
-    steps.add(0, 0, 7, ServerGradients({0: gradient, 1: some}, {5: some}))
-    gradient.fill_(torch.nan)
-    some.values.fill_(torch.nan)
-    steps.expect(0, 1)
-    means = steps.take()
-    assert means is not None
-    found = [means[7].slices[0], means[7].slices[1], means[7].tables[5]]
-    assert list(map(numbers_of, found)) == [[1, 1], [[1]], [[1]]]

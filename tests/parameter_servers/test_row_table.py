@@ -1,5 +1,8 @@
+"""Rows of an embedding table on one server: their first values, their index, their updates, their states."""
+
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.row_index import DirectIndex, HashIndex, RowIndex
+from raydist.parameter_servers.row_index import DirectIndex, GrowingRows, HashIndex, RowIndex
+from raydist.parameter_servers.row_optimizer import LazyUpdate, RowMemory
 from raydist.parameter_servers.row_table import RowTable, own_rows
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec, first_values
 
@@ -74,18 +78,18 @@ def test_what_has_no_rows_of_a_server_is_not_read_and_all_else_to_its_end() -> N
     assert states[1]["values"].num_read == len(states[1]["values"].whole)
 
 
-@pytest.mark.parametrize("number", [-1, 40])
-def test_rows_that_cannot_be_are_refused(number: int) -> None:
-    state: dict[str, Any] = {"rows": torch.tensor([3, number]), "values": torch.ones(2, 3), "optimizers": {}}
-    with pytest.raises(InvalidArgumentError, match="must be below 40 and have 3 values each, got 2 rows up to"):
-        own_rows(state, SAVED, 0, 1)
-    with pytest.raises(InvalidArgumentError, match="got their numbers as torch.int32"):
-        own_rows({**state, "rows": state["rows"].int()}, SAVED, 0, 1)
-    with pytest.raises(InvalidArgumentError, match=r"got 2 rows and values of shape \(2, 1\)"):
-        own_rows({**state, "values": torch.ones(2, 1)}, SAVED, 0, 1)
-    own = own_rows({**state, "rows": torch.tensor([3, 4])}, SAVED, 0, 1)
+def test_rows_that_cannot_be_are_refused() -> None:
+    state: dict[str, Any] = {"rows": torch.tensor([3, 4]), "values": torch.ones(2, 3), "optimizers": {}}
+    for change, why in (
+        ({"rows": torch.tensor([3, -1])}, "must be below 40 and have 3 values each, got 2 rows up to"),
+        ({"rows": torch.tensor([3, 40])}, "must be below 40 and have 3 values each, got 2 rows up to"),
+        ({"rows": torch.tensor([3, 4]).int()}, "got their numbers as torch.int32"),
+        ({"values": torch.ones(2, 1)}, r"got 2 rows and values of shape \(2, 1\)"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=why):
+            own_rows({**state, **change}, SAVED, 0, 1)
     with pytest.raises(InvalidArgumentError, match=r"must have the shape of their values, \(2, 3\), got \(2, 1\)"):
-        list(own.taken(torch.ones(2, 1)))
+        list(own_rows(state, SAVED, 0, 1).taken(torch.ones(2, 1)))
 
 
 NUM_ROWS, DIM = 30, 3
@@ -97,6 +101,7 @@ SPARSE: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1}),
     (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01, "initial_accumulator_value": 0.1}),
     (torch.optim.SparseAdam, {"lr": 0.1}),
+    (torch.optim.SparseAdam, {"lr": 0.1, "betas": (0.5, 0.8), "eps": 1e-3, "maximize": True}),
 ]
 
 BATCHES = st.lists(st.lists(st.integers(0, NUM_ROWS - 1), max_size=12), min_size=1, max_size=6)
@@ -106,13 +111,6 @@ ALL = torch.arange(NUM_ROWS)
 
 def gradients(rows: list[int]) -> torch.Tensor:
     return torch.randn(len(rows), DIM, dtype=torch.float64)
-
-
-def torch_step(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer, rows: list[int], g: torch.Tensor) -> None:
-    """Step as nn.Embedding(sparse=True) makes an optimizer step."""
-    with torch.sparse.check_sparse_tensor_invariants():
-        weight.grad = torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.int64), g, weight.shape)
-        optimizer.step()
 
 
 def pull_all(tables: list[RowTable]) -> torch.Tensor:
@@ -129,61 +127,56 @@ def push(tables: list[RowTable], rows: list[int], g: torch.Tensor, kind: Any, op
         table.push(torch.tensor(rows, dtype=torch.int64)[servers == number], g[servers == number], kind, options)
 
 
-@given(which=st.sampled_from(SPARSE), batches=BATCHES, num_servers=st.integers(1, 3))
-@settings(deadline=None, max_examples=60)
-def test_steps_are_those_of_torch_on_sparse_gradients(
-    which: tuple[type[torch.optim.Optimizer], dict[str, Any]], batches: list[list[int]], num_servers: int
-) -> None:
-    kind, options = which
-    tables = [RowTable(SPEC, number, num_servers) for number in range(num_servers)]
-    weight = torch.nn.Parameter(pull_all(tables))
-    optimizer = kind([weight], **options)
-    for rows in batches:
-        g = gradients(rows)
-        push(tables, rows, g, kind, options)
-        torch_step(weight, optimizer, rows, g)
-    torch.testing.assert_close(pull_all(tables), weight.data, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.AdamW, torch.optim.Rprop])
-def test_others_step_on_the_rows_at_hand_as_if_there_were_no_others(kind: type[torch.optim.Optimizer]) -> None:
-    table, rows = RowTable(SPEC), [3, 7, 20]
-    weight = torch.nn.Parameter(table.pull(torch.tensor(rows)))
-    optimizer = kind([weight], lr=0.1)  # type: ignore[call-arg]
-    options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
-    before = table.pull(ALL)
-    for _ in range(5):
-        weight.grad = gradients(rows)
-        table.push(torch.tensor(rows), weight.grad.clone(), kind, options)
-        optimizer.step()
-    torch.testing.assert_close(table.pull(torch.tensor(rows)), weight.data, rtol=1e-9, atol=1e-12)
-    others = [row for row in range(NUM_ROWS) if row not in rows]
-    assert torch.equal(table.pull(ALL)[others], before[others])
+def test_others_step_on_the_rows_at_hand_as_if_there_were_no_others() -> None:
+    rows = [3, 7, 20]
+    for kind in (torch.optim.Adam, torch.optim.RMSprop, torch.optim.AdamW, torch.optim.Rprop):
+        table = RowTable(SPEC)
+        weight = torch.nn.Parameter(table.pull(torch.tensor(rows)))
+        optimizer = kind([weight], lr=0.1)
+        options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+        before = table.pull(ALL)
+        for _ in range(5):
+            weight.grad = gradients(rows)
+            table.push(torch.tensor(rows), weight.grad.clone(), kind, options)
+            optimizer.step()
+        torch.testing.assert_close(table.pull(torch.tensor(rows)), weight.data, rtol=1e-9, atol=1e-12)
+        others = [row for row in range(NUM_ROWS) if row not in rows]
+        assert torch.equal(table.pull(ALL)[others], before[others])
 
 
 @given(which=st.sampled_from(SPARSE), batches=BATCHES, before=st.integers(1, 4), after=st.integers(1, 4), more=BATCHES)
-@settings(deadline=None, max_examples=40)
-def test_rows_go_on_with_another_number_of_servers(
+@settings(deadline=None, max_examples=30)
+def test_steps_are_those_of_torch_on_sparse_gradients_and_go_on_with_another_number_of_servers(
     which: tuple[type[torch.optim.Optimizer], dict[str, Any]],
     batches: list[list[int]],
     before: int,
     after: int,
     more: list[list[int]],
 ) -> None:
+    """As nn.Embedding(sparse=True) makes an optimizer step."""
     kind, options = which
     tables = [RowTable(SPEC, number, before) for number in range(before)]
+    weight = torch.nn.Parameter(first_values(SPEC, ALL))
+    optimizer = kind([weight], **options)
+
+    def step(tables: list[RowTable], rows: list[int]) -> None:
+        g = gradients(rows)
+        push(tables, rows, g, kind, options)
+        with torch.sparse.check_sparse_tensor_invariants():
+            weight.grad = torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.int64), g, weight.shape)
+            optimizer.step()
+
     for rows in batches:
-        push(tables, rows, gradients(rows), kind, options)
-    states = [table.state() for table in tables]
+        step(tables, rows)
     others = [RowTable(SPEC, number, after) for number in range(after)]
+    states = [table.state() for table in tables]
     for table in others:
         table.load(states)
     assert sum(table.num_rows for table in others) == sum(table.num_rows for table in tables)
+    torch.testing.assert_close(pull_all(tables), weight.data, rtol=1e-9, atol=1e-12)
     for rows in more:
-        g = gradients(rows)
-        push(tables, rows, g, kind, options)
-        push(others, rows, g, kind, options)
-    torch.testing.assert_close(pull_all(others), pull_all(tables), rtol=1e-12, atol=1e-14)
+        step(others, rows)
+    torch.testing.assert_close(pull_all(others), weight.data, rtol=1e-9, atol=1e-12)
 
 
 def test_a_table_is_as_large_as_what_was_touched() -> None:
@@ -218,9 +211,6 @@ def test_what_does_not_belong_together_is_refused() -> None:
     assert torch.equal(table.pull(ALL), pull_all(tables))
 
 
-NUMBERS = st.lists(st.lists(st.integers(0, 5000), max_size=400, unique=True), max_size=8)
-
-
 def follow(index: RowIndex, batches: list[list[int]]) -> None:
     """Do to the index what is done to a dict."""
     known: dict[int, int] = {}
@@ -235,39 +225,39 @@ def follow(index: RowIndex, batches: list[list[int]]) -> None:
     assert index.find(np.array(list(known), np.int64)).tolist() == list(known.values())
 
 
-@given(NUMBERS)
-def test_a_hash_index_is_a_dict(batches: list[list[int]]) -> None:
+@given(st.lists(st.lists(st.integers(0, 5000), max_size=400, unique=True), max_size=8))
+def test_an_index_is_a_dict(batches: list[list[int]]) -> None:
     follow(HashIndex(), [[row * 199_999 for row in batch] for batch in batches])
-
-
-@given(NUMBERS)
-def test_a_direct_index_is_a_dict(batches: list[list[int]]) -> None:
     follow(DirectIndex(5001), batches)
 
 
-@pytest.mark.parametrize("num_servers", [1, 2, 3, 7])
-def test_rows_that_are_used_much_are_spread_over_servers(num_servers: int) -> None:
-    spec = EmbeddingTableSpec(10**9, 16)
+def test_rows_that_are_used_much_are_spread_over_servers() -> None:
     rows = torch.arange(10_000)  # the first ones: what a vocabulary sorted by frequency has most
-    counts = torch.bincount(spec.servers_of(rows, num_servers), minlength=num_servers)
-    assert counts.sum() == len(rows)
-    assert counts.min() > 0.9 * len(rows) / num_servers
+    for num_servers in (1, 2, 3, 7):
+        servers = EmbeddingTableSpec(10**9, 16).servers_of(rows, num_servers)
+        counts = torch.bincount(servers, minlength=num_servers)
+        assert counts.sum() == len(rows)
+        assert counts.min() > 0.9 * len(rows) / num_servers
 
 
-@pytest.mark.parametrize("dim", [1, 3, 16])
-@pytest.mark.parametrize("initializer", ["normal", "uniform", "zeros"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_row_is_what_it_is_whatever_is_made_with_it(dim: int, initializer: str, dtype: torch.dtype) -> None:
-    spec = EmbeddingTableSpec(10**9, dim, dtype, seed=5, initializer=initializer)  # type: ignore[arg-type]
+def test_a_row_is_what_it_is_whatever_is_made_with_it() -> None:
     rows = torch.randint(0, 10**9, (333,))
-    together = first_values(spec, rows)
-    assert together.shape == (333, dim)
-    assert together.dtype is dtype
-    assert torch.equal(first_values(spec, rows.flip(0)).flip(0), together)
-    assert torch.equal(torch.cat([first_values(spec, row[None]) for row in rows]), together)
+    cases: list[tuple[int, Any, torch.dtype]] = [
+        (1, "normal", torch.float64),
+        (3, "uniform", torch.float32),
+        (16, "zeros", torch.bfloat16),
+        (3, "normal", torch.bfloat16),
+    ]
+    for dim, initializer, dtype in cases:
+        spec = EmbeddingTableSpec(10**9, dim, dtype, seed=5, initializer=initializer)
+        together = first_values(spec, rows)
+        assert together.shape == (333, dim)
+        assert together.dtype is dtype
+        assert torch.equal(first_values(spec, rows.flip(0)).flip(0), together)
+        assert torch.equal(torch.cat([first_values(spec, row[None]) for row in rows]), together)
 
 
-def test_normal_values_are_normal() -> None:
+def test_first_values_are_distributed_as_they_should_be() -> None:
     values = first_values(EmbeddingTableSpec(10**9, 16, torch.float64, scale=2.0), torch.arange(20_000)) / 2
     assert abs(values.mean()) < 0.01
     assert abs(values.std() - 1) < 0.01
@@ -276,10 +266,107 @@ def test_normal_values_are_normal() -> None:
     assert inside == pytest.approx([0.6827, 0.9545, 0.9973], abs=0.003)
     assert torch.corrcoef(values.T).fill_diagonal_(0).abs().max() < 0.03  # columns
     assert torch.corrcoef(values[:16]).fill_diagonal_(0).abs().max() < 0.9  # neighbours
-
-
-def test_uniform_values_are_uniform() -> None:
-    values = first_values(EmbeddingTableSpec(10**9, 5, initializer="uniform", scale=3.0), torch.arange(20_000))
-    assert values.abs().max() <= 3.0
-    counts = torch.histc(values.flatten(), bins=10, min=-3, max=3) / values.numel()
+    uniform = first_values(EmbeddingTableSpec(10**9, 5, initializer="uniform", scale=3.0), torch.arange(20_000))
+    assert uniform.abs().max() <= 3.0
+    counts = torch.histc(uniform.flatten(), bins=10, min=-3, max=3) / uniform.numel()
     assert (counts - 0.1).abs().max() < 0.005
+
+
+OPTIMIZERS: dict[type[torch.optim.Optimizer], tuple[set[str], set[str]]] = {
+    torch.optim.Adadelta: ({"square_avg", "acc_delta"}, {"step"}),
+    torch.optim.Adagrad: ({"sum"}, {"step"}),
+    torch.optim.Adam: ({"exp_avg", "exp_avg_sq"}, {"step"}),
+    torch.optim.AdamW: ({"exp_avg", "exp_avg_sq"}, {"step"}),
+    torch.optim.Adamax: ({"exp_avg", "exp_inf"}, {"step"}),
+    torch.optim.ASGD: ({"ax"}, {"step", "eta", "mu"}),
+    torch.optim.NAdam: ({"exp_avg", "exp_avg_sq"}, {"step", "mu_product"}),
+    torch.optim.RAdam: ({"exp_avg", "exp_avg_sq"}, {"step"}),
+    torch.optim.RMSprop: ({"square_avg"}, {"step"}),
+    torch.optim.Rprop: ({"prev", "step_size"}, {"step"}),
+    torch.optim.SGD: (set(), set()),
+    torch.optim.SparseAdam: ({"exp_avg", "exp_avg_sq"}, {"step"}),
+}
+
+
+def options_of(kind: type[torch.optim.Optimizer], **options: Any) -> dict[str, Any]:
+    group = kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1, **options).param_groups[0]  # type: ignore[call-arg]
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+class Counting(torch.optim.Optimizer):
+    """Fills its state in other ways than torch's do."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state.update(seen=0, mean=torch.full_like(parameter, 0.5))
+            state.setdefault("largest", torch.zeros_like(parameter))
+            state["seen"] += 1
+            state["mean"].add_(parameter.grad)
+
+
+def test_what_optimizers_remember() -> None:
+    for kind, (rows, scalars) in OPTIMIZERS.items():
+        memory = RowMemory.of(kind, options_of(kind), torch.float64)
+        assert (set(memory.rows), set(memory.scalars)) == (rows, scalars), kind
+        assert memory.sparse is (kind is torch.optim.SparseAdam), kind
+    momentum = RowMemory.of(torch.optim.SGD, {"lr": 1.0, "momentum": 0.9}, torch.float32)
+    assert set(momentum.rows) == {"momentum_buffer"}
+    amsgrad = RowMemory.of(torch.optim.Adam, options_of(torch.optim.Adam, amsgrad=True), torch.float32)
+    assert "max_exp_avg_sq" in amsgrad.rows
+    own = RowMemory.of(Counting, {"lr": 1.0}, torch.float32)
+    assert {key: float(first) for key, first in own.rows.items()} == {"mean": 0.5, "largest": 0}
+    assert own.scalars == {"seen": 0}
+    refused: list[tuple[type[torch.optim.Optimizer], dict[str, Any], str]] = [
+        (torch.optim.LBFGS, {}, "closure"),
+        (torch.optim.Adafactor, {}, "row_var"),
+        (torch.optim.Muon, {}, "depends on others"),
+        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}, "first step is of another kind"),
+    ]
+    for kind, options, why in refused:
+        with pytest.raises(InvalidArgumentError, match=f"(?s){kind.__name__} cannot: .*{why}.*SparseAdam"):
+            RowMemory.of(kind, {"lr": 1.0, **options}, torch.float32)
+
+
+def growing(count: int) -> GrowingRows:
+    made = GrowingRows(2, torch.float64)
+    made.extend(count)
+    return made
+
+
+def test_what_is_remembered_grows_with_the_rows() -> None:
+    table = growing(2)
+    update = LazyUpdate(table)
+    options = {"lr": 1.0, "initial_accumulator_value": 0.5}
+    update.apply(torch.tensor([1]), torch.full((1, 2), 2.0, dtype=torch.float64), torch.optim.Adagrad, options)
+    update.apply(torch.empty(0, dtype=torch.int64), torch.empty(0, 2).double(), torch.optim.Adagrad, options)
+    table.extend(3)
+    held = update.state()
+    assert held["rows"]["sum"][:, 0].tolist() == [0.5, 4.5, 0.5]
+    assert held["scalars"]["step"] == 2, "a step without rows counts"
+    assert update.num_bytes == 3 * 16
+
+
+def test_options_may_change_from_step_to_step_and_state_that_is_not_used_now_has_all_rows_too() -> None:
+    table = growing(1)
+    update, one = LazyUpdate(table), torch.ones(1, 2, dtype=torch.float64)
+    for lr, momentum in ((1.0, 0.0), (0.5, 0.0), (1.0, 0.9), (1.0, 0.8), (1.0, 0.0)):
+        update.apply(torch.tensor([0]), one, torch.optim.SGD, {"lr": lr, "momentum": momentum})
+        table.extend(table.count + 1)
+    # 1, 0.5, then the buffer: 1 and 0.8 * 1 + 1; then 1.
+    assert table.values[0].tolist() == [pytest.approx(-(1 + 0.5 + 1 + 1.8 + 1))] * 2
+    assert update.state()["rows"]["momentum_buffer"][:, 0].tolist() == [pytest.approx(1.8), *[0] * (table.count - 1)]
+
+
+def test_gradients_are_not_kept() -> None:
+    update = LazyUpdate(growing(1))
+    for options in ({"lr": 1.0}, {"lr": 1.0, "momentum": 0.9}):
+        gradient = torch.ones(1, 2, dtype=torch.float64)
+        dropped = weakref.ref(gradient)
+        update.apply(torch.tensor([0]), gradient, torch.optim.SGD, options)
+        del gradient
+        assert dropped() is None

@@ -1,96 +1,72 @@
+"""A parameter server: what it is asked, whom it fences, its slices, and steps that several workers make together."""
+
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
+from raydist.parameter_servers.changes import DelayedAnswer
+from raydist.parameter_servers.consistency import require_consistency
 from raydist.parameter_servers.requests import (
-    AddOptimizer,
+    Arrive,
     Assign,
-    BeginRestore,
+    BeginClosure,
     BeginSave,
-    CommitRestore,
     CreateSlices,
-    CreateTable,
     DiscardRestore,
+    EndClosure,
     FenceWorker,
-    OptimizerGroup,
+    Finish,
     OptimizerState,
     Pull,
     PullRows,
     Push,
     PushKey,
-    ReadReport,
     RowState,
-    SaveReport,
     Sender,
+    ServerAnswer,
     ServerRequest,
     SetOptimizerState,
-    SetRowState,
     Statistics,
 )
-from raydist.parameter_servers.row_table import RowTable
-from raydist.parameter_servers.server_state import ServerRestorer, ServerSaver, ServerState
-from raydist.parameter_servers.table_spec import EmbeddingTableSpec
-from tests.parameter_servers.examples import OPTIMIZER, answer, ask, create, push_of, servers, slice_of, slices_of_zeros
+from raydist.parameter_servers.server import ParameterServer
+from raydist.parameter_servers.sync_steps import Arrival, SyncSteps
+from tests.parameter_servers.examples import (
+    ME,
+    OPTIMIZER,
+    answer,
+    ask,
+    create,
+    push_of,
+    servers,
+    slice_of,
+    slices_of_zeros,
+)
 
 GRADIENT = torch.ones(2, dtype=torch.float64)
 
 
-def test_the_dead_change_nothing() -> None:
-    with servers() as [server]:
-        create(server, 2)
-        answer(server, FenceWorker(Sender(0, 1)))
-        for sender in (Sender(0, 0), Sender(0, 1)):
-            assert answer(server, push_of(PushKey(1, 0), sender), GRADIENT).verdict == "fenced"
-            written = Assign(sender, PushKey(1, 1), (0,), (False,))
-            assert answer(server, written, GRADIENT).verdict == "fenced"
-            told, tensors = ask(server, Pull((0,), sender))
-            assert (told.verdict, tensors) == ("fenced", [])
-        assert answer(server, push_of(PushKey(1, 0), Sender(0, 2)), GRADIENT).verdict == "applied"
-        stats = answer(server, Statistics()).value
-        assert (stats.pushes, stats.fenced) == (1, 4)
-
-
-def test_values_written_by_hand() -> None:
-    with servers() as [server]:
-        count = slice_of(1, dtype=torch.int64)
-        answer(server, CreateSlices((slice_of(0, 2), count)), torch.zeros(2).double(), torch.tensor(5))
-        sender = Sender(0, 0)
-        written = Assign(sender, PushKey(1, 0), (0, 1), (False, True))
-        for expected in ("applied", "known"):
-            assert answer(server, written, GRADIENT * 7, torch.tensor(2)).verdict == expected
-        assert [tensor.tolist() for tensor in ask(server, Pull((0, 1)))[1]] == [[7, 7], 7]
-        with pytest.raises(rd.InvalidArgumentError, match=r"each of 2 slices, got 1 of them and 2 marks"):
-            server.handle(Assign(sender, PushKey(1, 1), (0, 1), (False, True)), [GRADIENT])
-
-
-def test_what_has_not_changed_is_not_sent() -> None:
+def test_what_it_did_is_counted_and_what_has_not_changed_is_not_sent() -> None:
     with servers() as [server]:
         create(server, 2)
         told, tensors = ask(server, Pull((0,)))
         assert len(tensors) == 1
         assert ask(server, Pull((0,), unless=told.version))[1] == []
-        answer(server, push_of(PushKey(1, 0)), GRADIENT)
-        assert len(ask(server, Pull((0,), unless=told.version))[1]) == 1
-
-
-def test_what_it_did_is_counted() -> None:
-    with servers() as [server]:
-        create(server, 2)
-        ask(server, Pull((0,)))
         for key in range(3):
             answer(server, push_of(PushKey(key, 0), read_version=1), GRADIENT)
         answer(server, push_of(PushKey(0, 0)), GRADIENT)
+        assert len(ask(server, Pull((0,), unless=told.version))[1]) == 1
         stats = answer(server, Statistics()).value
-        assert (stats.server, stats.pulls, stats.pushes, stats.repeated) == (0, 1, 3, 1)
-        assert (stats.bytes_pulled, stats.bytes_pushed) == (16, 48)
+        assert (stats.server, stats.pulls, stats.pushes, stats.repeated) == (0, 2, 3, 1)
+        assert (stats.bytes_pulled, stats.bytes_pushed) == (2 * 16, 48)
         assert stats.staleness == {0: 1, 1: 1, 2: 1}
         assert stats.version == 4
         assert stats.bytes_held == 16
@@ -101,14 +77,25 @@ class Unheard(ServerRequest):
     pass
 
 
-def test_what_it_does_not_know() -> None:
+def test_what_is_not_there() -> None:
+    requests: list[tuple[ServerRequest, list[torch.Tensor], str]] = [
+        (Unheard(), [], r"a ServerRequest that they know, got Unheard"),
+        (Pull((3,)), [], r"not number 3"),
+        (OptimizerState(3), [], r"Optimizers must be added .* has \[\] and not 3"),
+        (RowState(3), [], r"Embedding tables must be created .* has \[\] and not 3"),
+        (PullRows(3), [torch.ones(2)], r"one int64 tensor of their numbers, got \[torch.float32\]"),
+        (Push(ME, PushKey(0, 0), 4, (), ()), [], r"optimizer that the server has, got handle 4 of \[\]"),
+        (Assign(ME, PushKey(1, 1), (0, 1), (False, True)), [GRADIENT], r"each of 2 slices, got 1 of them and 2 marks"),
+        (BeginSave("order"), [], "got BeginSave"),  # it has nothing that saves
+        (DiscardRestore(), [], "got DiscardRestore"),
+    ]
     with servers() as [server]:
-        with pytest.raises(rd.InvalidArgumentError, match=r"a ServerRequest that they know, got Unheard"):
-            server.handle(Unheard())
-        with pytest.raises(rd.InvalidArgumentError, match=r"not number 3"):
-            server.handle(Pull((3,)))
-        with pytest.raises(rd.InvalidArgumentError, match=r'consistency must be "async"'), servers(1, "sync"):  # type: ignore[arg-type]
-            pass
+        answer(server, CreateSlices((slice_of(0, 2), slice_of(1))), GRADIENT, torch.tensor(5.0).double())
+        for request, tensors, message in requests:
+            with pytest.raises(InvalidArgumentError, match=message):
+                server.handle(request, tensors)
+    with pytest.raises(InvalidArgumentError, match=r'consistency must be "async"'), servers(1, "sync"):  # type: ignore[arg-type]
+        pass
 
 
 def test_slices_come_in_several_parts_and_may_be_overwritten() -> None:
@@ -126,27 +113,14 @@ def test_slices_come_in_several_parts_and_may_be_overwritten() -> None:
         assert mine.num_bytes == 2 * 8 + 8 + 1
 
 
-def test_more_than_there_is_room_for_says_by_how_much() -> None:
-    with (
-        slices_of_zeros(room=1_000_000) as mine,
-        pytest.raises(rd.InvalidArgumentError, match=r"1,048,576 bytes more .* 48,576 too few"),
-    ):
-        mine.create([slice_of(1, 1 << 17)], [torch.zeros(1 << 17).double()])
-
-
 def test_values_are_replaced_all_or_none() -> None:
     with slices_of_zeros(slice_of(1, 2), slice_of(2)) as mine:
         mine.replace({1: torch.tensor([3.0, 4.0]).double(), 2: torch.tensor(5.0).double()})
         assert (mine.value(1).tolist(), mine.value(2).item(), mine.version) == ([3, 4], 5, 2)
         for number, value in ((2, torch.zeros(1).double()), (2, torch.tensor(0.0)), (7, torch.zeros(1))):
-            with pytest.raises(rd.InvalidArgumentError):
+            with pytest.raises(InvalidArgumentError):
                 mine.replace({1: torch.zeros(2).double(), number: value})
         assert (mine.value(1).tolist(), mine.value(2).item(), mine.version) == ([3, 4], 5, 2)
-
-
-TABLE = 50
-
-SPEC = EmbeddingTableSpec(1000, 4, dtype=torch.float64, initializer="zeros")
 
 
 def test_an_optimizer_keeps_what_it_remembers_when_it_is_added_again() -> None:
@@ -161,116 +135,218 @@ def test_an_optimizer_keeps_what_it_remembers_when_it_is_added_again() -> None:
         assert answer(server, OptimizerState(OPTIMIZER)).value[0]["momentum_buffer"].tolist() == [3, 3]
 
 
-def test_tables_are_pulled_pushed_saved_and_loaded() -> None:
-    rows = torch.tensor([7, 700])
-    with servers() as [server]:
-        answer(server, CreateTable(TABLE, SPEC))
-        answer(server, CreateTable(TABLE, SPEC))  # told again
-        options = torch.optim.SGD([torch.zeros(1)], lr=0.5).defaults
-        added = AddOptimizer(OPTIMIZER, cloudpickle.dumps(torch.optim.SGD), (OptimizerGroup(options, tables=(TABLE,)),))
-        answer(server, added)
-        push = Push(Sender(0, 0), PushKey(0, 0), OPTIMIZER, (), (), tables=(TABLE,))
-        for verdict in ("applied", "known"):
-            told = answer(server, push, rows, torch.ones(2, 4, dtype=torch.float64))
-            assert told.verdict == verdict
-        assert ask(server, PullRows(TABLE), rows)[1][0].tolist() == [[-0.5] * 4] * 2
-        saved = answer(server, RowState(TABLE)).value
-        again = Push(Sender(0, 0), PushKey(1, 0), OPTIMIZER, (), (), tables=(TABLE,))
-        answer(server, again, rows, torch.ones(2, 4).double())
-        answer(server, SetRowState(TABLE, [saved]))
-        assert ask(server, PullRows(TABLE), rows)[1][0].tolist() == [[-0.5] * 4] * 2
-        assert server.stats.bytes_held > 2 * 4 * 8
-
-
-def test_what_is_not_there() -> None:
-    with servers() as [server]:
-        with pytest.raises(rd.InvalidArgumentError, match=r"Optimizers must be added .* has \[\] and not 3"):
-            server.handle(OptimizerState(3))
-        with pytest.raises(rd.InvalidArgumentError, match=r"Embedding tables must be created .* has \[\] and not 3"):
-            server.handle(RowState(3))
-        with pytest.raises(rd.InvalidArgumentError, match=r"one int64 tensor of their numbers, got \[torch.float32\]"):
-            server.handle(PullRows(3), [torch.ones(2)])
-        with pytest.raises(rd.InvalidArgumentError, match=r"optimizer that the server has, got handle 4 of \[\]"):
-            server.handle(Push(Sender(0, 0), PushKey(0, 0), 4, (), ()))
-
-
 def test_room_for_what_an_optimizer_remembers() -> None:
     with servers(memory=20_000) as [server]:
         create(server, 1000)
     message = r"server 0 is to hold 16,000 bytes for a Adam and has 12,000 free: 4,000 too few"
-    with servers(memory=20_000) as [server], pytest.raises(rd.InvalidArgumentError, match=message):
+    with servers(memory=20_000) as [server], pytest.raises(InvalidArgumentError, match=message):
         create(server, 1000, kind=torch.optim.Adam)
 
 
-class Saver(ServerSaver):
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-        self.closed = False
-
-    def begin(self, order: Any, tensors: Sequence[torch.Tensor], held: ServerState) -> None:
-        self.seen = [order, tensors[0].tolist(), held.value(3).tolist()]
-
-    def report(self, token: str) -> Any:
-        return f"{token} is done"
-
-    def close(self, within_s: float) -> None:
-        self.closed = True
+NUMBERS = st.integers(0, 3)
 
 
-def test_a_server_lets_it_see_what_it_has() -> None:
-    saver = Saver()
-    with servers(saver=saver) as (server,):
-        answer(server, CreateSlices((slice_of(3, 2),)), torch.tensor([1.0, 2.0], dtype=torch.float64))
-        answer(server, BeginSave("order"), torch.ones(1))
-        assert saver.seen == ["order", [1.0], [1.0, 2.0]]
-        assert answer(server, SaveReport("a")).value == "a is done"
-        assert not saver.closed
-    assert saver.closed
+class StepsWithBackups(RuleBasedStateMachine):
+    """Workers that hold closures, arrive, end and die in any order."""
+
+    @initialize(backups=st.integers(0, 3))
+    def start(self, backups: int) -> None:
+        self.backups = backups
+        self.sync = SyncSteps(backups)
+        self.generations = [0] * 4
+        self.closures = 0
+        self.holding: dict[int, int] = {}
+        self.waiting: dict[int, Arrival] = {}
+        self.steps: dict[int, int] = {}
+
+    def sender(self, worker: int) -> Sender:
+        return Sender(worker, self.generations[worker])
+
+    @rule(worker=NUMBERS)
+    def begin(self, worker: int) -> None:
+        if worker not in self.waiting:
+            self.closures += 1
+            self.holding[worker] = self.closures
+            self.sync.begin(self.sender(worker), self.closures)
+
+    @rule(worker=NUMBERS, behind=st.integers(0, 2))
+    def arrive(self, worker: int, behind: int) -> None:
+        if worker not in self.holding or worker in self.waiting:
+            return
+        self.closures += 1
+        key, step = PushKey(self.closures, 0), max(0, self.sync.step - behind)
+        is_late = step < self.sync.step
+        arrival = self.sync.arrive(self.sender(worker), key, step)
+        assert (arrival is None) == is_late
+        if arrival is not None:
+            self.waiting[worker] = arrival
+            assert self.sync.arrive(self.sender(worker), key, step) is arrival, "it counts once"
+        self.look()
+
+    @rule(worker=NUMBERS)
+    def end(self, worker: int) -> None:
+        if worker not in self.waiting:
+            self.sync.end(self.sender(worker))
+            self.holding.pop(worker, None)
+            self.look()
+
+    @rule(worker=NUMBERS)
+    def die(self, worker: int) -> None:
+        first = self.sync.fence(self.sender(worker))
+        self.holding.pop(worker, None)
+        self.waiting.pop(worker, None)
+        assert self.sync.fence(self.sender(worker)) is first
+        self.generations[worker] += 1
+        self.look()
+
+    @rule()
+    def finish(self) -> None:
+        assert self.sync.decide() == len(self.waiting)
+        self.look()
+
+    def look(self) -> None:
+        """Those that have waited and are accepted now make up one step together."""
+        accepted = {worker: each for worker, each in self.waiting.items() if each.completes}
+        if accepted:
+            [(step, completes)] = {(each.step, each.completes) for each in accepted.values()}
+            assert completes == len(accepted) == len(self.waiting)
+            self.steps[step] = completes
+            self.waiting.clear()
+
+    @invariant()
+    def nobody_waits_for_those_who_do_not_come(self) -> None:
+        waiting: dict[int, Arrival] = getattr(self, "waiting", {})
+        if waiting:
+            assert len(waiting) < max(1, len(self.holding) - self.backups)
+
+    @invariant()
+    def steps_follow_one_another(self) -> None:
+        assert sorted(getattr(self, "steps", {})) == list(range(len(getattr(self, "steps", {}))))
 
 
-@pytest.mark.parametrize("request_", [BeginSave("order"), DiscardRestore()])
-def test_a_server_without_one_says_so(request_: ServerRequest) -> None:
-    with servers() as (server,), pytest.raises(InvalidArgumentError, match=f"got {type(request_).__name__}"):
-        answer(server, request_)
+TestStepsWithBackups: Any = StepsWithBackups.TestCase
 
 
-ROWS: dict[str, Any] = {"rows": torch.tensor([2]), "values": torch.ones(1, 3), "optimizers": {}}
+def test_the_accepted_gradient_of_a_dead_worker_is_never_late() -> None:
+    """Some servers may have it: the others must get it."""
+    one, other, sync = Sender(0, 0), Sender(1, 0), SyncSteps(0)
+    sync.begin(one, 0)
+    sync.begin(other, 1)
+    sync.arrive(one, PushKey(0, 0), 0)
+    sync.arrive(other, PushKey(1, 0), 0)
+    dead = sync.fence(one)
+    assert dead is not None
+    assert (dead.step, dead.completes) == (0, 2)
+    successor = Sender(0, 1)
+    sync.begin(successor, 0)
+    assert sync.fence(one) is dead  # told twice
+    assert sync._holding == {0: (1, 0), 1: (0, 1)}, "the successor holds its closure"
+    owed = sync.arrive(successor, PushKey(0, 0), 0)
+    assert owed is not None
+    assert owed.step == 1
+    assert sync.arrive(successor, PushKey(0, 1), 0) is None
+    sync.fence(successor)  # before it was decided
+    again = Sender(0, 2)
+    sync.begin(again, 0)
+    owed, last = sync.arrive(again, PushKey(0, 0), 0), sync.arrive(other, PushKey(1, 1), 1)
+    assert owed is not None
+    assert last is not None
+    assert (owed.step, owed.completes) == (last.step, last.completes) == (1, 2)
+    assert sync.arrive(other, PushKey(1, 2, finished_below=1), 1) is None
+    assert sync.arrive(again, PushKey(0, 0), 0) is owed
 
 
-class Restorer(ServerRestorer):
-    def __init__(self) -> None:
-        self.tables: dict[int, RowTable] = {}
-        self.told: list[str] = []
-
-    def begin(self, order: int, held: ServerState) -> None:
-        self.tables = {order: held.table(order).anew()}
-        self.tables[order].load([ROWS])
-
-    def report(self, token: str) -> Any:
-        return f"{token} is done"
-
-    def commit(self, token: str, held: ServerState) -> None:
-        held.replace({**self.tables, **({9: self.tables[3]} if token == "more" else {})}, {}, {})
-
-    def discard(self) -> None:
-        self.told.append("discard")
-
-    def close(self, within_s: float) -> None:
-        self.told.append("close")
+WORKERS = [Sender(worker, 0) for worker in range(3)]
 
 
-def test_a_server_has_what_was_read_once_that_is_committed() -> None:
-    restorer = Restorer()
-    with servers(restorer=restorer) as (server,):
-        answer(server, CreateTable(3, EmbeddingTableSpec(8, 3)))
-        answer(server, BeginRestore(3))
-        assert answer(server, ReadReport("a")).value == "a is done"
-        assert len(answer(server, RowState(3)).value["rows"]) == 0
-        with pytest.raises(InvalidArgumentError, match="must be created before"):
-            answer(server, CommitRestore("more"))
-        assert len(answer(server, RowState(3)).value["rows"]) == 0, "all or none"
-        answer(server, CommitRestore("a"))
-        assert answer(server, RowState(3)).value["values"].tolist() == [[1.0, 1.0, 1.0]]
-        answer(server, DiscardRestore())
-        assert restorer.told == ["discard"]
-    assert restorer.told == ["discard", "close"]
+def later(server: ParameterServer, request: ServerRequest, *tensors: torch.Tensor) -> DelayedAnswer:
+    reply = server.handle(request, tensors)
+    assert isinstance(reply, DelayedAnswer)
+    return reply
+
+
+def due(server: ParameterServer) -> dict[DelayedAnswer, ServerAnswer]:
+    told = server.due()
+    return {which: each[0] for which, each in told if not isinstance(each, Exception)}
+
+
+def test_the_dead_wait_no_more() -> None:
+    with servers(1, rd.SyncWithBackups(0)) as [server]:
+        slow, fast, _ = WORKERS
+        answer(server, BeginClosure(slow, 0))
+        answer(server, BeginClosure(fast, 1))
+        arrived = later(server, Arrive(fast, PushKey(1, 0), 0))
+        answer(server, FenceWorker(fast))
+        assert due(server)[arrived].verdict == "fenced"
+        for request in (BeginClosure(fast, 3), EndClosure(fast, 3)):
+            assert answer(server, request).verdict == "fenced"
+        assert server.num_waiting == 0
+
+
+def push(sender: Sender, step: int, completes: int, closure: int) -> Push:
+    return push_of(PushKey(closure, 0), sender, step=step, completes=completes, pull=(0,))
+
+
+def gradient(value: float) -> torch.Tensor:
+    return torch.full((2,), value, dtype=torch.float64)
+
+
+def test_a_step_with_a_backup() -> None:
+    with servers(1, rd.SyncWithBackups(1)) as [server]:
+        create(server, 2, lr=1.0)
+        for closure, sender in enumerate(WORKERS):
+            answer(server, BeginClosure(sender, closure))
+        first = later(server, Arrive(WORKERS[2], PushKey(2, 0), 0))
+        assert due(server) == {}
+        second = answer(server, Arrive(WORKERS[0], PushKey(0, 0), 0))
+        assert (second.verdict, second.step, second.completes) == ("applied", 0, 2)
+        assert due(server)[first].completes == 2
+        assert answer(server, Arrive(WORKERS[1], PushKey(1, 0), 0)).verdict == "late"
+        waiting = later(server, Pull((0,), WORKERS[1], at_least_step=1))
+        pushed = later(server, push(WORKERS[2], 0, 2, closure=2), gradient(1.0))
+        told, tensors = ask(server, push(WORKERS[0], 0, 2, closure=0), gradient(3.0))
+        assert (told.step, tensors[0].tolist()) == (1, [-2, -2])
+        answered = due(server)
+        assert answered[pushed].verdict == "applied"
+        assert answered[waiting].step == 1
+        assert answer(server, push(WORKERS[1], 0, 0, closure=1), gradient(9.0)).verdict == "late"
+        stats = answer(server, Statistics()).value
+        assert (stats.late, stats.steps, stats.pushes) == (2, 1, 2)
+        assert stats.staleness == {1: 2}  # they had read version 0, and it was 1
+
+
+def test_an_incomplete_step_can_be_finished() -> None:
+    with servers(2, rd.SyncWithBackups(0)) as [zero, one]:
+        create(zero, 2, lr=1.0)
+        create(one, 2, lr=1.0)
+        told = answer(zero, Finish())
+        assert (told.step, told.completes) == (0, 0)
+        answer(zero, BeginClosure(WORKERS[0], 0))
+        answer(zero, BeginClosure(WORKERS[1], 1))
+        arrived = later(zero, Arrive(WORKERS[0], PushKey(0, 0), 0))
+        told = answer(zero, Finish())
+        assert (told.step, told.completes) == (0, 1)
+        assert due(zero)[arrived].completes == 1
+        for server in (zero, one):
+            finished = later(server, Finish(told.step, told.completes))
+            answer(server, push(WORKERS[0], 0, 1, closure=0), gradient(1.0))
+            assert due(server)[finished].step == 1
+        assert answer(one, Finish(5, 0)).verdict == "done"
+
+
+def test_arrivals_belong_to_steps() -> None:
+    message = "under rd.SyncWithBackups only, but worker 2"
+    with servers() as [server], pytest.raises(rd.InvalidArgumentError, match=message):
+        server.handle(Arrive(WORKERS[2], PushKey(0, 0), 0))
+
+
+def test_consistency_is_one_of_three_kinds() -> None:
+    for sound in ("async", rd.BoundedStaleness(0), rd.SyncWithBackups(2)):
+        assert require_consistency(sound) == sound
+    for bad in ("sync", 3, None, rd.SyncWithBackups):
+        with pytest.raises(rd.InvalidArgumentError, match=r"consistency must be \"async\", rd.BoundedStaleness"):
+            require_consistency(bad)
+    kinds: list[Any] = [rd.BoundedStaleness, rd.SyncWithBackups]
+    for kind, number in itertools.product(kinds, (-1, 1.0, True, None, "2")):
+        with pytest.raises(rd.InvalidArgumentError, match=rf"{kind.__name__} must be given an int >= 0 \(\w+\), got"):
+            kind(number)

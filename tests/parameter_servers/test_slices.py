@@ -20,9 +20,6 @@ from raydist.parameter_servers.slices import (
 )
 from raydist.parameter_servers.slicing import (
     ReadVersions,
-    SlicesByHandle,
-    add_slices,
-    cut_gradients,
     cut_state,
     form_of,
     joined_state,
@@ -53,32 +50,26 @@ OF_TENSORFLOW: list[tuple[VariablePartitioner, tuple[int, ...], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("partitioner", "shape", "expected"), OF_TENSORFLOW)
-def test_partitioners_split_as_those_of_tensorflow(
-    partitioner: VariablePartitioner, shape: tuple[int, ...], expected: list[int]
-) -> None:
-    assert partitioner(shape, torch.float32) == expected
+def test_partitioners_split_as_those_of_tensorflow() -> None:
+    for partitioner, shape, expected in OF_TENSORFLOW:
+        assert partitioner(shape, torch.float32) == expected, (partitioner, shape)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_partitioners_need_sound_numbers() -> None:
+    makes: list[tuple[Callable[[], Any], str]] = [
         (lambda: rd.FixedShardsPartitioner(0), r"num_shards must be an int >= 1, got 0"),
         (lambda: rd.MinSizePartitioner(max_shards=0), r"max_shards must be an int >= 1, got 0"),
         (lambda: rd.MinSizePartitioner(0), r"min_shard_bytes must be an int >= 1, got 0"),
         (lambda: rd.MaxSizePartitioner(1.5), r"max_shard_bytes must be an int >= 1, got 1.5"),  # type: ignore[arg-type]
         (lambda: rd.MaxSizePartitioner(8, True), r"max_shards must be an int >= 1, got True"),
-    ],
-)
-def test_partitioners_need_sound_numbers(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        make()
-
-
-@pytest.mark.parametrize("answer", [None, 2, "21", [2], [2, 2], [0, 1], [-1, 1], [True, 1], [2.0, 1], [2, 1, 1]])
-def test_a_partitioner_that_returns_nonsense_is_told_so(answer: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"list of 2 ints for v0 of shape \(4, 3\), \[k, 1, ...\]"):
-        plan_slices([spec(0, 4, 3)], [0], lambda shape, dtype: answer, 0)
+    ]
+    for make, message in makes:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            make()
+    answers: list[Any] = [None, 2, "21", [2], [2, 2], [0, 1], [-1, 1], [True, 1], [2.0, 1], [2, 1, 1]]
+    for answer in answers:
+        with pytest.raises(rd.InvalidArgumentError, match=r"list of 2 ints for v0 of shape \(4, 3\), \[k, 1, ...\]"):
+            plan_slices([spec(0, 4, 3)], [0], lambda shape, dtype, answer=answer: answer, 0)
 
 
 def parts(planned: list[PsSlice]) -> list[tuple[int, int, int, int]]:
@@ -98,11 +89,8 @@ def test_whole_variables_go_to_the_server_that_has_least() -> None:
     planned = plan_slices(specs, [0, 8], None, 0)
     assert [(each.handle, each.server) for each in planned] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 0)]
     assert [each.name for each in planned] == ["v0", "v1", "v2", "v3", "v4"]
-
-
-def test_scalars_buffers_and_what_has_no_rows_stay_whole() -> None:
-    specs = [spec(0), spec(1, 6, partitioned=False), spec(2, 0, 3), spec(3, 1)]
-    planned = plan_slices(specs, [0, 0], FixedShardsPartitioner(2), 0)
+    whole = [spec(0), spec(1, 6, partitioned=False), spec(2, 0, 3), spec(3, 1)]
+    planned = plan_slices(whole, [0, 0], FixedShardsPartitioner(2), 0)
     assert [each.shape for each in planned] == [(), (6,), (0, 3), (1,)]
 
 
@@ -124,16 +112,8 @@ def test_every_row_lies_on_one_server(sizes: list[tuple[int, int, bool]], loads:
         assert all(part.shape[1:] == each.shape[1:] and 0 <= part.server < len(loads) for part in mine)
 
 
-def part_of(number: int, handle: int, begin: int) -> PsSlice:
-    return PsSlice(number, handle, "v", 0, begin, (2,), torch.float32)
-
-
-def test_slices_come_in_the_order_of_their_rows_and_once() -> None:
-    table: SlicesByHandle = {}
-    assert add_slices(table, [part_of(3, 7, 2), part_of(4, 7, 0), part_of(5, 8, 0)]) == [7, 8]
-    assert [each.number for each in table[7]] == [4, 3]
-    assert add_slices(table, [part_of(9, 7, 0)]) == []
-    assert list(table) == [7, 8]
+def part(number: int, begin: int, *shape: int, server: int = 0, handle: int = 1) -> PsSlice:
+    return PsSlice(number, handle, "v", server, begin, shape, torch.float32)
 
 
 def test_a_change_of_ones_own_leaves_all_else_as_new_as_it_was() -> None:
@@ -153,33 +133,7 @@ def test_a_change_of_ones_own_leaves_all_else_as_new_as_it_was() -> None:
     assert read.newest == 8
 
 
-def part_on(number: int, server: int, begin: int, *shape: int) -> PsSlice:
-    return PsSlice(number, 1, "v", server, begin, shape, torch.float32)
-
-
-WHOLE = (part_on(0, 1, 0),)
-
-SPLIT = (part_on(1, 0, 0, 2, 3), part_on(2, 1, 2, 2, 3))
-
-
-def test_each_server_gets_its_rows() -> None:
-    scalar, matrix = torch.tensor(5.0), torch.arange(12.0).view(4, 3)
-    cuts = cut_gradients([WHOLE, SPLIT], ["dense", "dense"])
-    assert {server: cut.slices for server, cut in cuts.items()} == {1: (0, 2), 0: (1,)}
-    assert [each.tolist() for each in cuts[1].tensors([scalar, matrix])] == [5, matrix[2:].tolist()]
-    assert cuts[0].forms == ("dense",)
-
-
-def test_rows_are_counted_from_the_slice_and_there_may_be_none() -> None:
-    values = torch.tensor([[1.0] * 3, [2.0] * 3, [4.0] * 3])
-    sparse = torch.sparse_coo_tensor(torch.tensor([[3, 2, 3]]), values, (4, 3), check_invariants=True)
-    assert form_of(sparse) == "rows"
-    cuts = cut_gradients([SPLIT], ["rows"])
-    gradients = [rows_and_values(sparse)]
-    rows, values = cuts[1].tensors(gradients)
-    assert (rows.tolist(), values.tolist()) == ([0, 1], [[2.0] * 3, [5.0] * 3])
-    rows, values = cuts[0].tensors(gradients)
-    assert (rows.shape, values.shape) == ((0,), (0, 3))
+HALVES = (part(4, 0, 3, 2), part(5, 3, 1, 2, server=1))
 
 
 def test_what_is_sparse_in_another_way_is_sent_whole() -> None:
@@ -195,43 +149,27 @@ def test_what_is_sparse_in_another_way_is_sent_whole() -> None:
     assert not kept.requires_grad
 
 
-def part(number: int, begin: int, *shape: int) -> PsSlice:
-    return PsSlice(number, 1, "v", number, begin, shape, torch.float32)
-
-
-def test_what_was_cut_is_joined_again() -> None:
-    slices = part(4, 0, 3, 2), part(5, 3, 1, 2)
+def test_what_was_cut_is_joined_again_and_shares_nothing_that_can_change() -> None:
     state = {"step": torch.tensor(3.0), "momentum": torch.arange(8.0).view(4, 2), "list": [1], "none": None}
-    cut = cut_state(state, (4, 2), slices)
+    cut = cut_state(state, (4, 2), HALVES)
     assert cut[5]["momentum"].tolist() == [[6, 7]]
     assert cut[4]["momentum"].data_ptr() != state["momentum"].data_ptr()  # type: ignore[attr-defined]
-    joined = joined_state(cut, (4, 2), slices)
+    joined = joined_state(cut, (4, 2), HALVES)
     assert torch.equal(joined["momentum"], state["momentum"])  # type: ignore[arg-type]
     assert (joined["step"].item(), joined["list"], joined["none"]) == (3, [1], None)
-
-
-def test_slices_share_nothing_that_can_change() -> None:
-    slices = part(4, 0, 3, 2), part(5, 3, 1, 2)
-    cut = cut_state({"history": [0.0]}, (4, 2), slices)
-    cut[4]["history"].append(1.0)
-    assert cut[5]["history"] == [0.0]
-    joined = joined_state(cut, (4, 2), slices)
-    joined["history"].clear()
-    assert cut[4]["history"] == [0.0, 1.0]
-
-
-def test_scalars_and_nothing() -> None:
+    cut[4]["list"].append(2)
+    assert cut[5]["list"] == [1]
+    joined["list"].clear()
+    assert cut[4]["list"] == [1, 2]
     only = (part(1, 0),)
-    state = {"step": torch.tensor(2.0), "square": torch.tensor(4.0)}
-    assert joined_state(cut_state(state, (), only), (), only) == state
-    assert joined_state({}, (), only) == {}
-    assert joined_state({1: {}}, (), only) == {}
+    scalars = {"step": torch.tensor(2.0), "square": torch.tensor(4.0)}
+    assert joined_state(cut_state(scalars, (), only), (), only) == scalars
+    assert joined_state({}, (), only) == joined_state({1: {}}, (), only) == {}
 
 
 def test_momentum_of_rows_is_cut_too() -> None:
     dense = torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0], [3.0, 4.0]])
-    slices = part(4, 0, 3, 2), part(5, 3, 1, 2)
-    for mine in (slices, (part(6, 0, 4, 2),)):
+    for mine in (HALVES, (part(6, 0, 4, 2),)):
         momentum = dense.to_sparse(1)
         joined = joined_state(cut_state({"momentum": momentum}, (4, 2), mine), (4, 2), mine)["momentum"]
         assert joined.layout is torch.sparse_coo

@@ -37,28 +37,18 @@ class Recorded:
 def test_a_copy_begins_early_and_is_joined_where_it_is_used() -> None:
     streams: Any = Recorded()
     copies = DeviceCopies(META, streams)
+    for value in (torch.ones(2, device=META), "text", 3):  # which need no copy
+        assert copies.finish(copies.begin(value)) is value
+    assert streams.calls == []
     begun = copies.begin(torch.ones(2))
     assert streams.calls == ["copy"]
     assert copies.finish(begun).device == META
     assert copies.finish(begun) is copies.finish(begun)
     assert streams.calls == ["copy", *["join there"] * 3]
     assert copies.overlap
-
-
-def test_what_needs_no_copy_is_handed_through() -> None:
-    streams: Any = Recorded()
-    copies = DeviceCopies(META, streams)
-    here = torch.ones(2, device=META)
-    for value in (here, "text", 3):
-        assert copies.finish(copies.begin(value)) is value
-    assert streams.calls == []
-
-
-def test_a_device_without_streams() -> None:
-    copies = DeviceCopies.to(CPU)
-    value = torch.ones(2)
-    assert copies.finish(copies.begin(value)) is value
-    assert not copies.overlap
+    plain, value = DeviceCopies.to(CPU), torch.ones(2)  # a device without streams
+    assert plain.finish(plain.begin(value)) is value
+    assert not plain.overlap
     assert DeviceCopies(META).begin(value).device == META
 
 
@@ -71,46 +61,27 @@ def test_on_a_gpu() -> None:
     assert [float(copies.finish(each).sum()) for each in begun] == [float(value.sum()) for value in values]
 
 
-META = torch.device("meta")
-
-
 def header(step: int) -> StepHeader:
     return StepHeader(step, 0, StepPayload(), sources=(PartSource(None, value=torch.ones(step + 1)),))
 
 
-def ahead() -> tuple[PartsAhead, Recorded]:
-    streams: Any = Recorded()
-    return PartsAhead(DeviceCopies(META, streams)), streams
-
-
 def test_a_part_that_is_on_its_way_is_not_sent_again() -> None:
-    parts, streams = ahead()
+    streams: Any = Recorded()
+    parts = PartsAhead(DeviceCopies(META, streams))
     parts.begin(header(1), [])
     (found,) = parts.begun(header(1), [])
     assert isinstance(found, Copying)
     assert (found.tensor.shape, streams.calls.count("copy")) == ((2,), 1)
     parts.begun(header(1), [])
     assert streams.calls.count("copy") == 2, "it was taken: who runs the step again begins again"
-
-
-def test_parts_of_another_step_are_dropped() -> None:
-    parts, streams = ahead()
     parts.begin(header(1), [])
-    (found,) = parts.begun(header(4), [])
+    (found,) = parts.begun(header(4), [])  # those of another step are dropped
     assert isinstance(found, Copying)
-    assert (found.tensor.shape, streams.calls.count("copy")) == ((5,), 2)
-
-
-def test_what_goes_wrong_ahead_goes_wrong_in_the_step() -> None:
-    parts, _ = ahead()
-    missing = StepHeader(1, 0, StepPayload(), sources=(PartSource(0, 0),))
-    nothing: list[Leaves] = []
-    parts.begin(missing, nothing)
-    try:
+    assert (found.tensor.shape, streams.calls.count("copy")) == ((5,), 4)
+    missing, nothing = StepHeader(1, 0, StepPayload(), sources=(PartSource(0, 0),)), list[Leaves]()
+    parts.begin(missing, nothing)  # what goes wrong ahead goes wrong in the step
+    with pytest.raises(IndexError):
         parts.begun(missing, nothing)
-    except IndexError:
-        return
-    raise AssertionError("there is no such object")
 
 
 def test_a_cpu_needs_nothing_but_a_seed() -> None:

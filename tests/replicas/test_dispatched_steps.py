@@ -87,10 +87,17 @@ def steps(replicas: Replicas) -> Iterator[DispatchedSteps]:
 def test_steps_go_alone_until_the_replicas_are_busy_and_then_in_groups(
     steps: DispatchedSteps, replicas: Replicas
 ) -> None:
+    before = set(threading.enumerate())  # strategies of the session have some of this name
     for step in range(12):
         steps.dispatch(planned(step))
     assert replicas.messages == [[0], [1], [2, 3, 4, 5, 6], [7, 8, 9, 10, 11]]
     assert steps.num_under_way == 12
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.name == "raydist-dispatch"
+    for done in replicas.done:
+        done.set()
+    steps.close()
+    assert not thread.is_alive()
 
 
 def test_what_was_gathered_is_sent_when_a_group_is_done_though_nobody_waits(
@@ -114,13 +121,6 @@ def test_a_function_that_is_not_known_is_not_kept_waiting_and_keeps_nobody_waiti
     assert replicas.messages == [[0], [1], [2, 3], [4]]
     last.part(0, 0, "*")
     assert replicas.messages[-1] == [5]
-
-
-def test_values_of_the_driver_leave_at_once(steps: DispatchedSteps, replicas: Replicas) -> None:
-    for step in range(3):
-        steps.dispatch(planned(step))
-    steps.dispatch(planned(3, PerReplica([1])))
-    assert replicas.messages == [[0], [1], [2, 3]]
 
 
 def test_a_result_is_sent_before_the_step_that_uses_it(steps: DispatchedSteps, replicas: Replicas) -> None:
@@ -162,13 +162,16 @@ def test_every_step_is_sent_once_and_in_order(events: list[str]) -> None:
     assert all(len(message) <= 5 for message in replicas.messages)
 
 
-def test_what_is_given_up_was_sent_since_replicas_must_have_what_it_brings(
+def test_values_of_the_driver_leave_at_once_and_what_is_given_up_was_sent(
     steps: DispatchedSteps, replicas: Replicas
 ) -> None:
-    for step in range(4):
+    for step in range(3):
         steps.dispatch(planned(step))
-    steps.give_up()
+    steps.dispatch(planned(3, PerReplica([1])))
     assert replicas.messages == [[0], [1], [2, 3]]
+    steps.dispatch(planned(4))
+    steps.give_up()  # replicas must have what it brings
+    assert replicas.messages == [[0], [1], [2, 3], [4]]
     assert steps.num_under_way == 0
 
 
@@ -187,18 +190,6 @@ def test_who_keeps_a_result_does_not_keep_what_the_step_was_given(steps: Dispatc
         assert seen() is None
     finally:
         gc.enable()
-
-
-def test_the_thread_ends_with_the_steps(steps: DispatchedSteps, replicas: Replicas) -> None:
-    before = set(threading.enumerate())  # strategies of the session have some of this name
-    for step in range(3):
-        steps.dispatch(planned(step))
-    (thread,) = set(threading.enumerate()) - before
-    assert thread.name == "raydist-dispatch"
-    for done in replicas.done:
-        done.set()
-    steps.close()
-    assert not thread.is_alive()
 
 
 def group_of(count: int) -> SentGroup:
@@ -220,22 +211,19 @@ def test_steps_before_the_one_that_failed_keep_their_results() -> None:
         group.results_at(3)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "num_bytes", "size"),
-    [(1e-6, 8, 16), (0.02, 8, 10), (0.045, 8, 4), (0.25, 8, 1), (1e-6, 20_000, 3), (1e-6, 10**9, 1)],
-)
-def test_groups_are_short_in_time_and_small_in_results(seconds: float, num_bytes: int, size: int) -> None:
-    policy = BatchingPolicy()
-    policy.learn(b"f", seconds=seconds, num_bytes=num_bytes)
-    assert policy.group_size([b"f", b"f"]) == size
-
-
-@pytest.mark.parametrize(("seconds", "steps"), [(1e-6, 48), (0.1, 8), (0.2, 5), (0.25, 4), (0.4, 3), (60.0, 3)])
-def test_what_waits_for_long_steps_waits_for_few(seconds: float, steps: int) -> None:
-    policy = BatchingPolicy()
-    policy.learn(b"f", seconds=seconds, num_bytes=8)
-    assert policy.window([b"f"]) == steps
-    assert policy.window([b"f", b"new"]) <= max(min(steps, 8), 3)
+def test_groups_are_short_in_time_and_small_in_results() -> None:
+    for seconds, num_bytes, size in (
+        *((1e-6, 8, 16), (0.02, 8, 10), (0.045, 8, 4), (0.25, 8, 1)),
+        *((1e-6, 20_000, 3), (1e-6, 10**9, 1)),
+    ):
+        policy = BatchingPolicy()
+        policy.learn(b"f", seconds=seconds, num_bytes=num_bytes)
+        assert policy.group_size([b"f", b"f"]) == size, (seconds, num_bytes)
+    for seconds, steps in ((1e-6, 48), (0.1, 8), (0.2, 5), (0.25, 4), (0.4, 3), (60.0, 3)):
+        policy = BatchingPolicy()
+        policy.learn(b"f", seconds=seconds, num_bytes=8)
+        assert policy.window([b"f"]) == steps, "what waits for long steps waits for few"
+        assert policy.window([b"f", b"new"]) <= max(min(steps, 8), 3)
 
 
 @given(st.lists(st.tuples(st.binary(max_size=2), st.floats(0, 10), st.integers(0, 10**7)), max_size=400))
@@ -252,11 +240,11 @@ def test_a_window_holds_three_groups_and_functions_are_forgotten(known: list[tup
     assert sum(policy.group_size([key]) > 1 for key in keys) == 256
 
 
-@pytest.mark.parametrize("num_values", [1, 100, 1_000, 3_000, 7_000])
-def test_the_answer_of_a_group_of_small_results_comes_with_the_call(num_values: int) -> None:
+def test_the_answer_of_a_group_of_small_results_comes_with_the_call() -> None:
     """Ray returns up to 100 KB inline; larger answers go to the object store."""
-    result = pack_result({"loss": torch.tensor(0.5), "row": torch.rand(num_values)}, absent=False, rows=4)
-    policy = BatchingPolicy()
-    policy.learn(b"f", seconds=1e-4, num_bytes=result.num_bytes)
-    answer = GroupResult((result,) * policy.group_size([b"f"]), 0.1)
-    assert len(cloudpickle.dumps(answer)) < 100_000
+    for num_values in (1, 100, 1_000, 3_000, 7_000):
+        result = pack_result({"loss": torch.tensor(0.5), "row": torch.rand(num_values)}, absent=False, rows=4)
+        policy = BatchingPolicy()
+        policy.learn(b"f", seconds=1e-4, num_bytes=result.num_bytes)
+        answer = GroupResult((result,) * policy.group_size([b"f"]), 0.1)
+        assert len(cloudpickle.dumps(answer)) < 100_000, num_values

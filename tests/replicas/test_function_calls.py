@@ -1,9 +1,11 @@
-"""Calls of functions on one replica, and the iterators among their arguments."""
+"""Calls of functions on one replica, the iterators among their arguments, and the summaries that they record."""
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,6 +20,7 @@ from raydist.checkpoints.shards import ShardWriter
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.core.errors import FailedPreconditionError
+from raydist.core.nest import flatten
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
 from raydist.mirroring.messages import StepPayload
@@ -27,12 +30,16 @@ from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.function_calls import FunctionCalls, ReplicaView
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
+from raydist.replicas.step_summaries import StepSummaries
 from raydist.replicas.sync_peers import SyncPeers
+from raydist.summary.record import Record
 from raydist.summary.recording import SummaryOrder, condition, step_sink
+from raydist.summary.scalars import ScalarValue
 from raydist.utils.torch_modes import TorchModes
 from tests.actors.readers.fakes import fake_side
 from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.replicas.test_sync_peers import NotingReducer
+from tests.summary.reading import curves
 
 CPU = torch.device("cpu")
 
@@ -64,21 +71,17 @@ def test_a_function_is_called_as_a_replica_of_its_group() -> None:
     assert step_sink() is None
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_mirrored_modules_are_guarded_meanwhile_and_no_longer(fails: bool) -> None:
+def test_mirrored_modules_are_guarded_meanwhile_and_no_longer() -> None:
     alone, found = Alone(), []
 
-    def step() -> None:
+    def step(number: int) -> None:
         found.append(alone.mirror.guard().is_on)
-        if fails:
-            raise ZeroDivisionError
+        assert 1 // number
 
-    if fails:
-        with pytest.raises(ZeroDivisionError):
-            alone.call(step)
-    else:
-        alone.call(step)
-    assert (found, alone.mirror.guard().is_on, rd.has_strategy()) == ([True], False, False)
+    alone.call(step, 1)
+    with pytest.raises(ZeroDivisionError):
+        alone.call(step, 0)
+    assert (found, alone.mirror.guard().is_on, rd.has_strategy()) == ([True, True], False, False)
 
 
 def test_what_the_driver_had_set_holds_inside() -> None:
@@ -146,13 +149,11 @@ def test_they_draw_this_replicas_pieces_and_tell_everybodys_rows(iterators: list
     assert [call.args for call in peers.next_batch.call_args_list] == [((1, 1),), ((1, 1),)]
 
 
-@pytest.mark.parametrize(("padding", "rows"), [(True, [4]), (False, [])])
-def test_where_there_are_no_rows_the_header_says_what_is_drawn(
-    padding: bool, rows: list[int], iterators: list[ReplicaIterator], peers: Any
-) -> None:
-    header = StepHeader(7, 0, _HEADER.payload, padding=padding)
-    with draws().bound(iterators[0], header, peers):
-        assert [batch.tolist() for batch in iterators[0]] == [[1], [3], rows]
+def test_where_there_are_no_rows_the_header_says_what_is_drawn(iterators: list[ReplicaIterator], peers: Any) -> None:
+    for iterator, padding, rows in zip(iterators, (True, False), ([4], []), strict=True):
+        header = StepHeader(7, 0, _HEADER.payload, padding=padding)
+        with draws().bound(iterator, header, peers):
+            assert [batch.tolist() for batch in iterator] == [[1], [3], rows]
 
 
 def test_they_are_let_go_of_whatever_happens(iterators: list[ReplicaIterator], peers: Any) -> None:
@@ -169,6 +170,10 @@ def test_a_run_whose_draws_are_boundaries_is_known_while_it_goes_on(
 ) -> None:
     loops = ReplicaLoops(mock.create_autospec(ShardWriter, instance=True))
     header = StepHeader(7, 0, _HEADER.payload, loop=LoopCommand((), 5.0))
+    for arguments in ((1, "text"), ()):  # a step that draws from none is no loop
+        with draws(loops).bound(arguments, header, peers):
+            assert peers.loop is None
+        assert loops.report(7) is None
     with draws(loops).bound(tuple(iterators), header, peers):
         assert peers.loop is not None
         assert loops.hold(7) == 0
@@ -176,31 +181,79 @@ def test_a_run_whose_draws_are_boundaries_is_known_while_it_goes_on(
     assert loops.hold(7) is None
 
 
-@pytest.mark.parametrize("arguments", [(1, "text"), ()])
-def test_a_step_that_draws_from_none_is_no_loop(arguments: Any, peers: Any) -> None:
-    loops = ReplicaLoops(mock.create_autospec(ShardWriter, instance=True))
-    with draws(loops).bound(arguments, StepHeader(7, 0, _HEADER.payload, loop=LoopCommand((), 5.0)), peers):
-        assert peers.loop is None
-    assert loops.report(7) is None
+def test_what_is_the_drivers_is_refused() -> None:
+    view = ReplicaView(("CPU:0",))
+    calls: list[Callable[[], Any]] = [
+        lambda: view.scope().__enter__(),
+        lambda: view.run(len),
+        lambda: view.distribute_dataset(None),
+        lambda: view.distribute_datasets_from_function(len),
+        lambda: view.distribute_values_from_function(len),
+        lambda: view.close(),
+    ]
+    for call in calls:
+        with pytest.raises(FailedPreconditionError, match="is for the driver"):
+            call()
 
 
-def enter_scope(view: ReplicaView) -> None:
-    with view.scope():
-        pass
+def step_result(*records: Record) -> StepResult:
+    return StepResult(flatten(0)[1], (0,), summaries=records)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        enter_scope,
-        lambda view: view.run(len),
-        lambda view: view.distribute_dataset(None),
-        lambda view: view.distribute_datasets_from_function(len),
-        lambda view: view.distribute_values_from_function(len),
-        lambda view: view.close(),
-    ],
-    ids=["scope", "run", "dataset", "datasets from function", "values from function", "close"],
-)
-def test_what_is_the_drivers_is_refused(call: Callable[[ReplicaView], None]) -> None:
-    with pytest.raises(FailedPreconditionError, match="is for the driver"):
-        call(ReplicaView(("CPU:0",)))
+def record(writer: rd.summary.SummaryWriter, value: float, weight: float = 1.0) -> Record:
+    return Record(writer.key, "loss", 3, ScalarValue(value, weight), wall_time=1.0)
+
+
+def nobody() -> Any:
+    return None
+
+
+def test_a_step_is_told_of_the_default_writer(tmp_path: Path) -> None:
+    summaries = StepSummaries(nobody, nobody)
+    with rd.summary.create_file_writer(tmp_path) as writer:
+        with writer.as_default(step=3), rd.summary.record_if(lambda: 0):
+            assert summaries.order() == SummaryOrder(writer.key, 3, wanted=False)
+        with writer.as_default():
+            assert summaries.order() == SummaryOrder(writer.key)
+    assert summaries.order() is None
+    with rd.summary.record_if(False):
+        assert summaries.order() == SummaryOrder(wanted=False)
+
+
+def test_what_replicas_recorded_is_written_together(tmp_path: Path) -> None:
+    summaries = StepSummaries(nobody, nobody)
+    with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default():
+        summaries.order()
+        summaries.take_results([step_result(record(writer, 1.0, 3.0)), step_result(record(writer, 5.0, 1.0))])
+        summaries.take_results([step_result(), step_result()])
+    assert curves(tmp_path).scalars("loss") == [(3, 2.0)]
+    summaries.take_results([step_result(record(writer, 1.0))])  # too late: nobody is told, nothing breaks
+
+
+def test_a_writer_waits_for_the_steps_that_may_use_it(tmp_path: Path) -> None:
+    class Strategy:
+        def __init__(self) -> None:
+            self.waited = 0
+
+        def wait(self) -> None:
+            self.waited += 1
+
+    strategy = Strategy()
+    summaries = StepSummaries(weakref.WeakMethod(strategy.wait), nobody)
+    with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default():
+        summaries.order()
+        summaries.order()
+        writer.flush()
+        assert strategy.waited == 1
+        del strategy
+        writer.flush()
+
+
+def test_what_a_writer_has_to_say_is_said_where_steps_are_dispatched(tmp_path: Path) -> None:
+    summaries = StepSummaries(nobody, nobody)
+    with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default():
+        summaries.order()
+        for _ in range(10):
+            summaries.take_results([step_result(record(writer, 1.0))])
+        with pytest.warns(UserWarning, match="'loss' was recorded 10 times at step 3"):
+            summaries.order()

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
-import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -31,10 +30,9 @@ from tests.collectives.threads import run_ranks
 _BLOCKING = {
     getattr(torch.Tensor, name): name
     for name in (
-        *("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__len__"),
+        *("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__"),
         *("__contains__", "unique", "is_nonzero", "equal"),
     )
-    if name != "__len__"
 } | {torch.nonzero: "nonzero", torch.equal: "equal", torch.unique: "unique"}
 _ON_THE_HOST = ("received", "flags", "check")
 """Functions of `trailer.py` that read numbers which have been copied to the host."""
@@ -297,25 +295,30 @@ def trained(step: Step, bucket_bytes: int) -> list[Replica]:
     return run_ranks(2, main)
 
 
-@pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
-@pytest.mark.parametrize("step", STEPS)
-def test_the_host_never_waits_and_replicas_train_as_one(step: Step, bucket_bytes: int) -> None:
+def test_the_host_never_waits_and_replicas_train_as_one() -> None:
     """Both replicas hold the same; `with_collectives` sums losses that others weigh."""
-    first, second = trained(step, bucket_bytes)
-    for replica in (first, second):
-        assert replica.waits == []
-        assert replica.group.exchanges == replica.values.exchanges == []
-    for mine, theirs in zip(first.peers._attached or (), second.peers._attached or (), strict=True):
-        assert torch.equal(mine, theirs)
-    if step is plain:
-        models = copy.deepcopy(MODELS)
-        optimizer = torch.optim.SGD([parameter for model in models for parameter in model.parameters()], 0.1)
-        for number in range(NUM_STEPS + 1):
-            rows = torch.randn(4, 4, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
-            optimizer.zero_grad()
-            models[1](models[0](rows)).square().mean().backward()
-            optimizer.step()
-        torch.testing.assert_close(first.first.state_dict(), models[0].state_dict(), rtol=1e-12, atol=1e-12)
+    for step, bucket_bytes in [*((step, 64) for step in STEPS), (plain, 1 << 20), (with_two_passes, 1 << 20)]:
+        case = f"{step.__name__} with buckets of {bucket_bytes}"
+        first, second = trained(step, bucket_bytes)
+        for replica in (first, second):
+            assert replica.waits == [], case
+            assert replica.group.exchanges == replica.values.exchanges == [], case
+        for mine, theirs in zip(first.peers._attached or (), second.peers._attached or (), strict=True):
+            assert torch.equal(mine, theirs), case
+        if step is plain:
+            torch.testing.assert_close(first.first.state_dict(), trained_alone(), rtol=1e-12, atol=1e-12)
+
+
+def trained_alone() -> dict[str, Any]:
+    """Return the first model after the steps of `plain`."""
+    models = copy.deepcopy(MODELS)
+    optimizer = torch.optim.SGD([parameter for model in models for parameter in model.parameters()], 0.1)
+    for number in range(NUM_STEPS + 1):
+        rows = torch.randn(4, 4, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+        optimizer.zero_grad()
+        models[1](models[0](rows)).square().mean().backward()
+        optimizer.step()
+    return models[0].state_dict()
 
 
 def test_a_replica_that_lacks_a_gradient_waits_once() -> None:
@@ -332,7 +335,7 @@ def test_a_replica_that_lacks_a_gradient_waits_once() -> None:
         assert torch.equal(mine, theirs)
 
 
-def failing(step: Step, num_steps: int = 3) -> list[str]:
+def failing(step: Step, num_steps: int = 5) -> list[str]:
     """The message that each rank gets, and in which step."""
 
     def main(group: LocalGroup) -> str:
@@ -347,42 +350,34 @@ def failing(step: Step, num_steps: int = 3) -> list[str]:
     return run_ranks(2, main)
 
 
-def test_updates_that_differ_are_an_error_one_pass_later() -> None:
-    def step(replica: Replica) -> None:
+def test_what_replicas_do_differently_is_an_error_some_passes_later() -> None:
+    def updates(replica: Replica) -> None:
         replica.loss().backward()
         if replica.number != 0 or replica.rank == 0:
             replica.update()
 
-    first, second = failing(step, 4)
-    assert first == second
-    assert first.startswith("2: All ranks must agree on the updates made before step 1")
-
-
-def test_gradients_that_were_changed_differently_are_an_error_two_passes_later() -> None:
-    def step(replica: Replica) -> None:
+    def gradients(replica: Replica) -> None:
         replica.loss().backward()
         if replica.number == 0:
             torch.nn.utils.clip_grad_norm_(replica.first.parameters(), 1e-6 * (1 + replica.rank))
         replica.update()
 
-    first, second = failing(step, 4)
-    assert first == second
-    assert "All replicas must change a gradient alike" in first
-    assert first.startswith("2: ")
-
-
-def test_known_sequences_of_calls_that_differ_are_found_by_the_trailer() -> None:
-    """Ranks compare a call when it first follows another; afterwards the digests of all calls tell."""
-
-    def step(replica: Replica) -> None:
+    def known_sequences_of_calls(replica: Replica) -> None:
+        """Ranks compare a call when it first follows another; afterwards the digests of all calls tell."""
         if replica.number == 1 and replica.rank == 1:
             replica.calls.digest += 1  # as another known sequence, which the group of threads would not let through
         replica.loss().backward()
         replica.update()
 
-    first, second = failing(step, 5)
-    assert first == second
-    assert first.startswith("2: All replicas must call the same collectives in the same order")
+    for step, message in (
+        (updates, "All ranks must agree on the updates made before step 1"),
+        (gradients, "All replicas must change a gradient alike"),
+        (known_sequences_of_calls, "All replicas must call the same collectives in the same order"),
+    ):
+        first, second = failing(step)
+        assert first == second
+        assert first.startswith("2: ")
+        assert message in first
 
 
 def test_a_call_is_compared_when_it_first_follows_another() -> None:

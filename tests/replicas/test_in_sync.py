@@ -18,7 +18,7 @@ from raydist.replicas.in_sync import SyncCheck, WrittenBuffers
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
-Change = Callable[[int, nn.Linear, torch.optim.Optimizer], None]
+Change = Callable[[int, nn.Linear, torch.optim.Optimizer], Any]
 
 
 def compare(change: Change, *, world_size: int = 3, twice: bool = False) -> list[Any]:
@@ -55,82 +55,64 @@ def gathered(group: LocalGroup, value: Any) -> list[Any]:
 held: dict[int, Any] = {}
 
 
-def test_equal_replicas_pass() -> None:
-    first, *others = compare(lambda rank, model, optimizer: None)
-    assert all(torch.equal(other, first) for other in others)
-
-
-@pytest.mark.parametrize(
-    ("with_model", "first_name", "second_name"),
-    [(True, r"\S*0\.weight", r"\S*1\.weight"), (False, r"Linear\.weight", r"Linear\(2\)\.weight")],
-)
-def test_parameters_in_swapped_places_are_named(with_model: bool, first_name: str, second_name: str) -> None:
+def test_parameters_in_swapped_places_are_named() -> None:
     """Also where a step uses two modules of one class, which nothing around them tells apart."""
 
-    def main(group: LocalGroup) -> str:
+    def main(group: LocalGroup) -> list[str]:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         first, second = model
-        objects = [*([model] if with_model else [first, second]), *model.parameters()]  # as they were made: it stays
+        parameters = list(model.parameters())  # as they were made: it stays
         if group.rank == 1:
             first.weight, second.weight = second.weight, first.weight
-        check = SyncCheck(group, lambda value: gathered(group, value), lambda: objects)
-        with pytest.raises(CollectiveMismatchError) as caught:
-            check.compare()
-        return caught.value.message
+        messages = []
+        for objects in ([model, *parameters], [first, second, *parameters]):
+            check = SyncCheck(group, lambda value: gathered(group, value), lambda objects=objects: objects)
+            with pytest.raises(CollectiveMismatchError) as caught:
+                check.compare()
+            messages.append(caught.value.message)
+        return messages
 
-    for told in run_ranks(3, main):
-        assert re.search(f"got replica 0: {first_name} .*; replica 1: {second_name} .* into other places", told)
+    for with_model, without in run_ranks(3, main):
+        pattern = r"got replica 0: {} .*; replica 1: {} .* into other places"
+        assert re.search(pattern.format(r"\S*0\.weight", r"\S*1\.weight"), with_model)
+        assert re.search(pattern.format(r"Linear\.weight", r"Linear\(2\)\.weight"), without)
+
+
+def test_equal_replicas_pass_and_one_that_parts_is_named_on_all() -> None:
+    cases: list[tuple[Callable[[nn.Linear, Any], Any], str]] = [
+        (
+            lambda model, adam: model.weight.data[0, 1].add_(0.5),
+            r"Linear\.weight differs \(by .* of the largest value\)",
+        ),
+        (lambda model, adam: model.weight.data.fill_(torch.nan), r"Linear\.weight differs"),
+        (
+            lambda model, adam: adam.state[model.bias]["exp_avg"].fill_(7.0),
+            r"Adam\.state\[Linear\.bias\]\.exp_avg differs",
+        ),
+        (lambda model, adam: adam.state.pop(model.bias), "replica 1: nothing"),
+        (
+            lambda model, adam: adam.param_groups[0].update(weight_decay=0.5),
+            r"Adam\.param_groups\[0\]\.weight_decay differs",
+        ),
+    ]
+    for change, said in cases:
+        for message in compare(lambda rank, model, adam, change=change: change(model, adam) if rank == 1 else None):
+            assert re.search(said, message)
+            assert "rank 1 differs from the others" in message
+    for message in compare(add(0.5), world_size=2):
+        assert "Linear.weight differs" in message
+        assert "from the others" not in message  # of two neither is blamed
+    for same in (lambda rank, model, adam: None, lambda rank, model, adam: model.weight.data.fill_(torch.nan)):
+        first, *others = compare(same)
+        assert all(torch.allclose(other, first, rtol=0, atol=0, equal_nan=True) for other in others)
 
 
 def add(amount: float) -> Change:
     def change(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
-        if rank == 1:
-            model.weight.data[0, 1] += amount
+        model.weight.data[0, 1] += amount if rank == 1 else 0.0
 
     return change
-
-
-def momentum(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
-    if rank == 1:
-        optimizer.state[model.bias]["exp_avg"].fill_(7.0)
-
-
-def decay(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
-    if rank == 1:
-        optimizer.param_groups[0]["weight_decay"] = 0.5
-
-
-def no_state(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
-    if rank == 1:
-        del optimizer.state[model.bias]
-
-
-def nan(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
-    if rank == 1:
-        model.weight.data.fill_(float("nan"))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (add(0.5), r"Linear\.weight differs \(by .* of the largest value\)"),
-        (momentum, r"Adam\.state\[Linear\.bias\]\.exp_avg differs"),
-        (decay, r"Adam\.param_groups\[0\]\.weight_decay differs"),
-        (no_state, "replica 1: nothing"),
-        (nan, r"Linear\.weight differs"),
-    ],
-)
-def test_a_replica_that_parts_is_named_on_all(change: Change, said: str) -> None:
-    for message in compare(change):
-        assert re.search(said, message)
-        assert "rank 1 differs from the others" in message
-
-
-def test_of_two_neither_is_blamed() -> None:
-    for message in compare(add(0.5), world_size=2):
-        assert "Linear.weight differs" in message
-        assert "from the others" not in message
 
 
 def test_last_bits_become_the_first_ones_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,35 +123,19 @@ def test_last_bits_become_the_first_ones_with_one_warning(caplog: pytest.LogCapt
     assert "last bits of Linear.weight" in caplog.records[0].message
 
 
-def test_the_same_nan_everywhere_is_no_difference() -> None:
-    def everywhere(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
-        model.weight.data.fill_(float("nan"))
-
-    assert all(isinstance(result, torch.Tensor) for result in compare(everywhere))
-
-
-def carried_for(monkeypatch: pytest.MonkeyPatch, *objects: Any) -> list[list[str]]:
-    """Return the collectives of each rank for a comparison of these objects."""
-    carried: list[list[str]] = [[], [], []]
-
-    def count(name: str) -> None:
-        plain: Any = getattr(LocalGroup, name)
-
-        def counted(group: LocalGroup, *args: Any) -> Any:
-            carried[group.rank].append(name)
-            return plain(group, *args)
-
-        monkeypatch.setattr(LocalGroup, name, counted)
-
-    for name in ("all_reduce", "all_gather"):
-        count(name)
-    run_ranks(3, lambda group: SyncCheck(group, lambda value: gathered(group, value), lambda: objects).compare())
-    return carried
-
-
 def test_to_find_that_all_is_equal_takes_one_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Linear(2, 1)
-    assert carried_for(monkeypatch, model, *model.parameters()) == [["all_reduce"]] * 3
+    model, carried = nn.Linear(2, 1), list[int]()
+    plain = LocalGroup.all_reduce
+
+    def counted(group: LocalGroup, *args: Any) -> Any:
+        carried.append(group.rank)
+        return plain(group, *args)
+
+    monkeypatch.setattr(LocalGroup, "all_reduce", counted)
+    monkeypatch.setattr(LocalGroup, "all_gather", None)
+    objects = [model, *model.parameters()]
+    run_ranks(3, lambda group: SyncCheck(group, lambda value: gathered(group, value), lambda: objects).compare())
+    assert sorted(carried) == [0, 1, 2]
 
 
 class Statistics(nn.Module):
@@ -180,28 +146,25 @@ class Statistics(nn.Module):
         self.register_buffer("mean", torch.zeros(2))
 
 
-@pytest.mark.parametrize("declared", [False, True])
-def test_buffers_of_own_rows_are_a_warning_once(caplog: pytest.LogCaptureFixture, declared: bool) -> None:
+def test_buffers_of_own_rows_are_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
     def main(group: LocalGroup) -> None:
-        module = Statistics()
-        layers = nn.Sequential(module, nn.BatchNorm1d(2))
-        if declared:
-            set_aggregation(module, "mean", aggregation="mean")
-        check = SyncCheck(group, lambda value: gathered(group, value), lambda: [layers, *layers])
-        check.compare_buffers()  # equal
-        module.get_buffer("mean").fill_(group.rank)
-        layers[1].get_buffer("running_mean").fill_(group.rank)
-        for _ in range(2):
-            check.compare()
+        for declared in (True, False):
+            module = Statistics()
+            layers = nn.Sequential(module, nn.BatchNorm1d(2))
+            if declared:
+                set_aggregation(module, "mean", aggregation="mean")
+            objects = [layers, *layers]
+            check = SyncCheck(group, lambda value: gathered(group, value), lambda objects=objects: objects)
+            check.compare_buffers()  # equal
+            module.get_buffer("mean").fill_(group.rank)
+            layers[1].get_buffer("running_mean").fill_(group.rank)
+            for _ in range(2):
+                check.compare()
 
     with caplog.at_level(logging.WARNING):
         run_ranks(3, main)
-    told = [record.getMessage() for record in caplog.records]
-    if declared:
-        assert not told
-    else:
-        (message,) = told
-        assert re.match(r"Replicas differ in the buffer Statistics\.mean: .* rd\.set_aggregation what it is\.", message)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert re.match(r"Replicas differ in the buffer Statistics\.mean: .* rd\.set_aggregation what it is\.", message)
 
 
 def agreed(
@@ -210,7 +173,7 @@ def agreed(
     """Return the buffer of each replica after `write(buffer, rank)`."""
 
     def main(group: LocalGroup) -> Any:
-        buffer = torch.tensor(value)
+        buffer = torch.as_tensor(value).clone()
         written = WrittenBuffers(lambda: [(buffer, how)], lambda tensor: all_gather(group, tensor, 0))
         written.begin()
         write(buffer, group.rank)
@@ -220,32 +183,14 @@ def agreed(
     return run_ranks(len(present), main)
 
 
-# tf.distribute's table of variables that are aggregated on writing: replicas assign 1 and 2, or add them to 10.
-@pytest.mark.parametrize(("how", "assigned", "added"), [("sum", 3.0, 13.0), ("mean", 1.5, 11.5), ("first", 1.0, 11.0)])
-def test_written_in_a_step(how: str, assigned: float, added: float) -> None:
-    assert agreed(lambda buffer, rank: buffer.fill_(rank + 1.0), how, 0.0) == [assigned] * 2
-    assert agreed(lambda buffer, rank: buffer.add_(rank + 1.0), how, 10.0) == [added] * 2
-
-
-@pytest.mark.parametrize("how", ["sum", "mean", "first"])
-def test_a_batch_in_which_nobody_writes_changes_nothing(how: str) -> None:
+def test_written_in_a_step() -> None:
     held = torch.tensor([0.1, 1e30]).tolist()
-    assert agreed(lambda buffer, rank: None, how, held) == [held] * 2
-
-
-@pytest.mark.parametrize(("how", "expected"), [("sum", 15), ("first", 12)])
-def test_who_has_no_rows_does_not_count(how: str, expected: int) -> None:
-    found = agreed(lambda buffer, rank: buffer.add_(rank + 1), how, 10, present=(False, True, True))
-    assert found == [expected] * 3
-
-
-def test_small_integers_add_up() -> None:
-    def main(group: LocalGroup) -> Any:
-        buffer = torch.tensor(200, dtype=torch.uint8)
-        written = WrittenBuffers(lambda: [(buffer, "sum")], lambda tensor: all_gather(group, tensor, 0))
-        written.begin()
-        buffer.sub_(group.rank)
-        written.agree((True, True, True))
-        return buffer.item()
-
-    assert run_ranks(3, main) == [197, 197, 197]
+    for how, assigned, added in (("sum", 3.0, 13.0), ("mean", 1.5, 11.5), ("first", 1.0, 11.0)):
+        assert agreed(lambda buffer, rank: buffer.fill_(rank + 1.0), how, 0.0) == [assigned] * 2
+        assert agreed(lambda buffer, rank: buffer.add_(rank + 1.0), how, 10.0) == [added] * 2
+        assert agreed(lambda buffer, rank: None, how, held) == [held] * 2, "nobody writes: nothing changes"
+    for how, expected in (("sum", 15), ("first", 12)):  # who has no rows does not count
+        found = agreed(lambda buffer, rank: buffer.add_(rank + 1), how, 10, present=(False, True, True))
+        assert found == [expected] * 3
+    small = torch.tensor(200, dtype=torch.uint8)
+    assert agreed(lambda buffer, rank: buffer.sub_(rank), "sum", small, present=(True,) * 3) == [197] * 3

@@ -33,13 +33,6 @@ def plan(
     )
 
 
-def test_cores_are_shared_between_the_replicas() -> None:
-    made = plan(["cpu:0", "cpu:1", "cpu:2"])
-    assert [setup.num_threads for setup in made.setups] == [2, 2, 2]
-    assert [(setup.rank, setup.world_size) for setup in made.setups] == [(0, 3), (1, 3), (2, 3)]
-    assert plan(20).setups[0].num_threads == 1
-
-
 def test_cores_are_those_of_the_node_that_a_replica_got() -> None:
     setups = plan(4).setups
     nodes = {"a": NODE, "b": Node("b", "10.0.0.2", {"CPU": 7.0})}
@@ -64,17 +57,20 @@ def test_a_reservation_whose_node_is_lost_meanwhile_is_given_back(monkeypatch: p
     assert released == ["reservation"]
 
 
-def test_what_a_replica_asks_for() -> None:
+def test_what_a_replica_asks_for_and_gets() -> None:
+    made = plan(["cpu:0", "cpu:1", "cpu:2"])
+    assert [setup.num_threads for setup in made.setups] == [2, 2, 2]  # cores are shared
+    assert [(setup.rank, setup.world_size) for setup in made.setups] == [(0, 3), (1, 3), (2, 3)]
+    assert plan(20).setups[0].num_threads == 1
     assert plan(2).bundles == ({"CPU": 1.0},) * 2
-    assert plan(["cuda:0", "cuda:1"]).bundles == ({"GPU": 1.0},) * 2
     assert plan(2, CPU=0.5, memory=10.0).bundles[0] == {"CPU": 0.5, "memory": 10.0}
     assert 100 * plan(100, started_here=True).bundles[0]["CPU"] < 1
-
-
-def test_each_gpu_replica_sees_its_gpu_as_the_first() -> None:
-    made = plan(["cuda:0", "cuda:1"])
-    assert [setup.device for setup in made.setups] == ["cuda:0", "cuda:0"]
-    assert made.setups[0].worker_devices == ("GPU:0", "GPU:1")
+    gpus = plan(["cuda:0", "cuda:1"])
+    assert gpus.bundles == ({"GPU": 1.0},) * 2
+    assert [setup.device for setup in gpus.setups] == ["cuda:0", "cuda:0"]  # each sees its own alone
+    assert gpus.setups[0].worker_devices == ("GPU:0", "GPU:1")
+    assert plan(2).store_host == "127.0.0.1"
+    assert plan(2, nodes=(OTHER, NODE)).store_host == "10.0.0.2"
 
 
 def test_every_replica_is_told_how_to_communicate() -> None:
@@ -87,11 +83,6 @@ def test_every_replica_is_told_how_to_communicate() -> None:
     default = plan(2).setups[0]
     assert (default.bucket_bytes, default.collective_timeout_s) == (25 * 1024 * 1024, Timeouts().collective_s)
     assert (default.backend, default.compression, default.worker) == ("auto", None, 0)
-
-
-def test_the_store_is_on_loopback_only_on_one_machine() -> None:
-    assert plan(2).store_host == "127.0.0.1"
-    assert plan(2, nodes=(OTHER, NODE)).store_host == "10.0.0.2"
 
 
 def test_crowded_cores_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,47 +121,37 @@ TWO_GPUS = node("t", CPU=8, GPU=2)
 FOUR_GPUS = node("f", CPU=8, GPU=4)
 
 
-def chosen(nodes: list[Node], num_workers: int | None = None, devices: Any = None) -> tuple[int, list[str]]:
-    count, found = choose_workers(nodes, num_workers, devices)
-    return count, [str(device) for device in found]
-
-
-def test_a_worker_for_each_node_with_cpus() -> None:
-    assert chosen([HEAD, SMALL, BIG]) == (2, ["CPU:0", "CPU:1"])
-    assert chosen([HEAD, BIG]) == (1, [f"CPU:{index}" for index in range(8)])
-
-
-def test_gpus_are_taken_before_cpus_and_all_of_a_node() -> None:
-    assert chosen([HEAD, BIG, TWO_GPUS, FOUR_GPUS]) == (2, ["GPU:0", "GPU:1"])
-    assert chosen([HEAD, BIG, TWO_GPUS, FOUR_GPUS], 1) == (1, [f"GPU:{index}" for index in range(4)])
-
-
-def test_more_workers_than_nodes_share_their_devices() -> None:
-    assert chosen([FOUR_GPUS], 2) == (2, ["GPU:0", "GPU:1"])
-    assert chosen([SMALL], 5) == (5, ["CPU:0"])
-
-
-def test_what_the_user_says_is_taken() -> None:
-    assert chosen([HEAD, SMALL, BIG], 3, 4) == (3, [f"CPU:{index}" for index in range(4)])
-    assert chosen([BIG, TWO_GPUS, FOUR_GPUS], None, 2) == (2, ["GPU:0", "GPU:1"])
-    assert chosen([BIG, TWO_GPUS, FOUR_GPUS], None, ["cpu:0"]) == (3, ["CPU:0"])
-
-
-def test_what_is_left_open_needs_a_node_with_devices() -> None:
-    with pytest.raises(InvalidArgumentError, match="none of the 1 nodes has any now. Give num_workers"):
-        choose_workers([HEAD], None, None)
-    with pytest.raises(InvalidArgumentError, match=r"take the GPUs .* none of the 2 nodes"):
-        choose_workers([HEAD, BIG], None, "GPU:0")
-    assert choose_workers([HEAD], 2, "GPU:0")[0] == 2  # a cluster that grows brings them
-
-
-def test_a_gpu_that_no_node_has_is_named() -> None:
-    with pytest.raises(
-        InvalidArgumentError, match=r"but GPU:7 was asked for.* more than 4 GPUs: GPU:0 to GPU:3\. Name"
-    ):
-        choose_workers([HEAD, TWO_GPUS, FOUR_GPUS], None, ["GPU:0", "GPU:7"])
-    assert chosen([TWO_GPUS, FOUR_GPUS], 1, ["GPU:2", "GPU:3"]) == (1, ["GPU:2", "GPU:3"])
-    assert chosen([TWO_GPUS], 1, 8) == (1, [f"GPU:{index}" for index in range(8)])  # a larger node may come
+def test_how_many_workers_and_with_which_devices() -> None:
+    eight_cpus, gpus = [f"CPU:{index}" for index in range(8)], [f"GPU:{index}" for index in range(8)]
+    cases: list[tuple[list[Node], int | None, Any, tuple[int, list[str]]]] = [
+        ([HEAD, SMALL, BIG], None, None, (2, eight_cpus[:2])),  # one for each node with CPUs
+        ([HEAD, BIG], None, None, (1, eight_cpus)),
+        ([HEAD, BIG, TWO_GPUS, FOUR_GPUS], None, None, (2, gpus[:2])),  # GPUs are taken before CPUs
+        ([HEAD, BIG, TWO_GPUS, FOUR_GPUS], 1, None, (1, gpus[:4])),  # and all of a node
+        ([FOUR_GPUS], 2, None, (2, gpus[:2])),  # more workers than nodes share their devices
+        ([SMALL], 5, None, (5, ["CPU:0"])),
+        ([HEAD, SMALL, BIG], 3, 4, (3, eight_cpus[:4])),  # what the user says is taken
+        ([BIG, TWO_GPUS, FOUR_GPUS], None, 2, (2, gpus[:2])),
+        ([BIG, TWO_GPUS, FOUR_GPUS], None, ["cpu:0"], (3, ["CPU:0"])),
+        ([TWO_GPUS, FOUR_GPUS], 1, ["GPU:2", "GPU:3"], (1, gpus[2:4])),
+        ([TWO_GPUS], 1, 8, (1, gpus)),  # a larger node may come
+        ([HEAD], 2, "GPU:0", (2, gpus[:1])),  # a cluster that grows brings them
+    ]
+    for nodes, num_workers, devices, expected in cases:
+        count, found = choose_workers(nodes, num_workers, devices)
+        assert (count, [str(device) for device in found]) == expected, (nodes, num_workers, devices)
+    refused: list[tuple[list[Node], Any, str]] = [
+        ([HEAD], None, "none of the 1 nodes has any now. Give num_workers"),
+        ([HEAD, BIG], "GPU:0", r"take the GPUs .* none of the 2 nodes"),
+        (
+            [HEAD, TWO_GPUS, FOUR_GPUS],
+            ["GPU:0", "GPU:7"],
+            r"but GPU:7 was asked for.* more than 4 GPUs: GPU:0 to GPU:3\. Name",
+        ),
+    ]
+    for nodes, devices, message in refused:
+        with pytest.raises(InvalidArgumentError, match=message):
+            choose_workers(nodes, None, devices)
 
 
 def test_workers_have_nodes_of_their_own_where_there_are_enough() -> None:
@@ -207,8 +188,5 @@ def test_replicas_are_numbered_worker_by_worker_and_reserved_with_their_worker()
         "/job:worker/replica:0/task:1/device:CPU:0",
         "/job:worker/replica:0/task:1/device:CPU:1",
     )
-
-
-def test_input_begins_on_a_node_that_holds_a_worker() -> None:
-    assert plan_of(1, 4, HEAD, SMALL, BIG).node_id == BIG.node_id
+    assert plan_of(1, 4, HEAD, SMALL, BIG).node_id == BIG.node_id  # input begins where a worker is
     assert plan_of(1, 64, HEAD, SMALL, BIG).node_id == HEAD.node_id

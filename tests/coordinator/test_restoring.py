@@ -1,10 +1,10 @@
-"""Servers restore the slices that they have, and the states of optimizers; the driver reads no tensor."""
+"""Servers restore the slices and rows that they have, and the states of optimizers; the driver reads no tensor."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,40 +15,43 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.checkpoints.manifest import SavedCheckpoint
 from raydist.checkpoints.ps_reader import ServerReader
 from raydist.checkpoints.restore import PreparedShard
 from raydist.coordinator.checkpointing import PsRestorer
-from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
+from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.parameter_servers.slices import FixedShardsPartitioner
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.coordinator.ps_in_process import (
     Kind,
+    LocalStrategy,
     Net,
     Run,
     Saved,
     adam,
     assert_same,
+    begun,
     driver_alone,
     local_strategy,
     momentum,
+    opened,
     read,
     saved,
 )
-from tests.coordinator.test_saving import opened
 
 __all__ = ["read", "saved"]
+
+HALVES = FixedShardsPartitioner(2)
+ROWS = "model.embedding_rows"
+
+
+def reads_nothing_more(here: LocalStrategy) -> bool:
+    return all(server._state._restorer._reading is None for server in here.servers)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
     ("kind", "before", "after", "num_steps"),
-    [
-        (adam, None, (1, 1), 0),
-        (momentum, None, (3, 3), 2),
-        (adam, (3, 3), (2, 2), 2),
-        (momentum, (2, 2), (3, 3), 0),
-        (adam, (1, 1), (3, 5), 2),
-    ],
+    [(adam, None, (1, 1), 0), (momentum, (3, 3), (2, 2), 2), (adam, (1, 1), (3, 5), 2)],
 )
 def test_servers_read_what_they_have_and_training_goes_on(
     kind: Kind,
@@ -59,7 +62,7 @@ def test_servers_read_what_they_have_and_training_goes_on(
     read: Counter[tuple[str, str, bool]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of programs that have trained, and that begin; 50 steps more are those of one that the driver restored."""
+    """Of programs that have trained, and that begin; 20 steps more are those of one that the driver restored."""
     path, expected = saved(kind, *(before or ()))
     states = []
     for by_servers in (True, False):
@@ -69,17 +72,24 @@ def test_servers_read_what_they_have_and_training_goes_on(
             run.optimizer.param_groups[0]["lr"] = 0.7
             read.clear()
             if by_servers:
-                run.checkpoint.restore(path)
-                assert read
+                with monkeypatch.context() as patch:
+                    for method in ("state_dict", "load_state_dict"):
+                        patch.setattr(SavedRows, method, None)
+                    run.checkpoint.restore(path)
                 assert not [each for each in read if not each[2]], "the driver reads no tensor"
+                files = {name for name, _, _ in read if name.startswith(ROWS) and "index" not in name}
+                assert len(files) == (before or (1,))[0]
+                tables = [table for server in here.servers for table in server._state.tables.values()]
+                num_rows = sum(table.num_rows for table in tables if isinstance(table, RowTable))
+                assert num_rows == 39, "those of the checkpoint, and no others"
             else:
                 with driver_alone(monkeypatch):
                     run.checkpoint.restore(path)
             assert_same(run.state(), expected)
-            run.train(range(3, 53))
+            run.train(range(3, 23))
             states.append(run.state())
     assert_same(states[0], states[1])
-    assert states[0]["steps"] == 53
+    assert states[0]["steps"] == 23
 
 
 def test_bytes_that_lie_as_slices_do_are_read_once(
@@ -88,17 +98,15 @@ def test_bytes_that_lie_as_slices_do_are_read_once(
     """And those of a whole tensor by each server that has some of it."""
     path, _ = saved(momentum, 3, 3)
     files = [file for name in ("model", "optimizer") for file in opened(path).files(name)]
-    tensors = {name for file in files for name in file.tensors}
     with local_strategy(1, 3, partitioner=FixedShardsPartitioner(3)) as here:
         run = Run(momentum, here, monkeypatch, seed=7)
         read.clear()
         run.checkpoint.restore(path)
     for file in files:
         for key, place in file.tensors.items():
-            size = read[file.name, f"tensor {key!r}", True]
-            assert size == place.num_bytes, (file.name, key)
+            assert read[file.name, f"tensor {key!r}", True] == place.num_bytes, (file.name, key)
     assert any(place.rows for file in files for place in file.tensors.values())
-    assert "first.weight.momentum_buffer" in tensors
+    assert any("first.weight.momentum_buffer" in file.tensors for file in files)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -130,36 +138,53 @@ def test_files_that_servers_cannot_open_are_the_drivers(
         assert_same(run.state(), before)
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "consistency"), [(2, "async"), (2, BoundedStaleness(1)), (2, SyncWithBackups(0))]
-)
 def test_closures_see_what_was_restored_without_a_look_by_the_driver(
-    num_workers: int, consistency: Any, saved: Saved, monkeypatch: pytest.MonkeyPatch
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers hold values of before, and read newer ones."""
     path, expected = saved(momentum)
-    with local_strategy(num_workers, 2, consistency, partitioner=FixedShardsPartitioner(2)) as here:
-        run = Run(momentum, here, monkeypatch, seed=7)
-        run.train(range(4))
-        weight = run.model.first.weight  # found now: `model.first` in a closure would have the driver look
-        values = [here.schedule(lambda: weight.detach().clone()) for _ in range(8)]
-        assert not torch.equal(values[0].get(), expected["model"]["first.weight"])
-        here.coordinator.join()
+    rules: list[Any] = ["async", rd.BoundedStaleness(1), rd.SyncWithBackups(0)]
+    for consistency in rules:
+        with local_strategy(2, 2, consistency, partitioner=HALVES) as here:
+            run = Run(momentum, here, monkeypatch, seed=7)
+            run.train(range(4))
+            weight = run.model.first.weight  # found now: `model.first` in a closure would have the driver look
+
+            def seen(here: LocalStrategy = here, weight: torch.Tensor = weight) -> list[torch.Tensor]:
+                values = [here.schedule(lambda: weight.detach().clone()) for _ in range(8)]
+                here.coordinator.join()
+                return [value.get() for value in values]
+
+            assert not torch.equal(seen()[0], expected["model"]["first.weight"])
+            run.checkpoint.restore(path)
+            assert all(torch.equal(value, expected["model"]["first.weight"]) for value in seen())
+
+
+def test_a_restore_comes_after_what_was_scheduled_and_before_what_comes_then(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = saved(momentum, 2)
+    bare = Run(momentum)
+    bare.checkpoint.restore(path)
+    bare.train(range(3, 6))
+    with local_strategy(1, 2) as here:
+        run = Run(momentum, here, monkeypatch)
+        run.train(range(30))  # under way
+        save = begun(run, path.parent / "other")
         run.checkpoint.restore(path)
-        values = [here.schedule(lambda: weight.detach().clone()) for _ in range(8)]
-        here.coordinator.join()
-        for value in values:
-            assert torch.equal(value.get(), expected["model"]["first.weight"])
+        run.train(range(3, 6))
+        assert_same(run.state(), bare.state(), 1e-5)
+        save.write()
 
 
 def test_a_restore_of_some_leaves_others_as_they_are(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     path, expected = saved(adam)
-    with local_strategy(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
+    with local_strategy(1, 2, partitioner=HALVES) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.train(range(4))
         before = run.state()
         run.checkpoint.restore(path, only="model")
-        assert_same(run.state(), {**before, "model": expected["model"]})
+        assert_same(run.state(), {**before, "model": expected["model"], "rows": expected["rows"]})
         run.checkpoint.restore(path, only=["optimizer"])
         assert_same(run.state(), {**expected, "steps": before["steps"]})
 
@@ -193,62 +218,57 @@ def test_states_of_the_programs_own_making_are_the_drivers(
             theirs.weight.zero_()
         here.schedule(lambda: theirs.weight.sum() + theirs.seen).get()
         rd.Checkpoint(extra=theirs, model=run.model).restore(tmp_path / "c")
-        assert_same(
-            dict(run.model.state_dict()), bare.state()["model"]
-        )  # of before any step: the driver has no old ones
+        # Of before any step: the driver has no old ones.
+        assert_same(dict(run.model.state_dict()), bare.state()["model"])
         assert here.schedule(lambda: theirs.weight.sum() + theirs.seen).get() == 8
-    assert {(name, by_server) for name, _, by_server in read} == {
-        ("extra.safetensors", False),
-        ("model.safetensors", True),
-    }
+    by_server = {name: by_server for name, _, by_server in read if not name.startswith(ROWS)}
+    assert by_server == {"extra.safetensors": False, "model.safetensors": True}
 
 
 def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     path, expected = saved(adam)
-    with local_strategy(2, 2, partitioner=FixedShardsPartitioner(2)) as here:
+    with local_strategy(2, 2, partitioner=HALVES) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.train(range(2))
         here.coordinator.join()
-        begun: list[str] = []
+        asked: list[str] = []
         original = ServerReader.begin
 
         def begin(self: Any, order: Any, held: Any) -> None:
             original(self, order, held)
-            begun.append(threading.current_thread().name)
-            if len(begun) == 2:  # both servers have begun, and nobody hears of it
-                here.port.kill(int(begun[0].removeprefix("worker ")))
+            asked.append(threading.current_thread().name)
+            if len(asked) == 2:  # both servers have begun, and nobody hears of it
+                here.port.kill(int(asked[0].removeprefix("worker ")))
 
         monkeypatch.setattr(ServerReader, "begin", begin)
         run.checkpoint.restore(path)
-        assert len(begun) == 4
+        assert len(asked) == 4
         assert_same(run.state(), expected)
 
 
-@pytest.mark.parametrize(
-    ("method", "answer", "message"),
-    [
-        ("commit_restore", rd.UnavailableError("parameter server 1 is gone"), "is gone"),
-        ("restored", [PreparedShard(), None], "1 of 2 parameter servers have not"),
-    ],
-)
 def test_options_stay_and_servers_forget_where_one_is_gone_or_late(
-    method: str, answer: Any, message: str, saved: Saved, monkeypatch: pytest.MonkeyPatch
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = saved(adam)
+    gone = mock.Mock(side_effect=rd.UnavailableError("parameter server 1 is gone"))
+    late = mock.Mock(return_value=[PreparedShard(), None])
     with local_strategy(1, 2) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.optimizer.param_groups[0]["lr"] = 0.5
         run.train(range(2))
         before = run.state()
-        with monkeypatch.context() as patch:
-            patch.setattr(here.restorer, "_limit_s", 0.01)
-            outcome = "side_effect" if isinstance(answer, Exception) else "return_value"
-            patch.setattr(here.side, method, mock.Mock(**{outcome: answer}))
-            with pytest.raises(rd.RaydistError, match=message):
-                run.checkpoint.restore(path)
-        assert_same(run.state(), before)
-        assert run.optimizer.param_groups[0]["lr"] == 0.5
-        assert all(server._state._restorer._reading is None for server in here.servers)  # type: ignore[union-attr]
+        for method, answer, message in (
+            ("commit_restore", gone, "is gone"),
+            ("restored", late, "1 of 2 parameter servers have not"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(here.restorer, "_limit_s", 0.01)
+                patch.setattr(here.side, method, answer)
+                with pytest.raises(rd.RaydistError, match=message):
+                    run.checkpoint.restore(path)
+            assert_same(run.state(), before)
+            assert run.optimizer.param_groups[0]["lr"] == 0.5
+            assert reads_nothing_more(here)
 
 
 def test_what_servers_cannot_have_is_the_drivers_until_a_step_says_why(
@@ -274,32 +294,35 @@ def test_what_servers_cannot_have_is_the_drivers_until_a_step_says_why(
             run.checkpoint.restore(tmp_path / "c", only="model")
 
 
-def damaged(path: Path, file: str, at: int = -3) -> None:
-    content = bytearray((path / file).read_bytes())
+def flip(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
     content[at] ^= 8
-    (path / file).write_bytes(content)
+    file.write_bytes(content)
 
 
-@pytest.mark.parametrize("owner", ["model", "optimizer"])
-@pytest.mark.parametrize("where", ["header", "first.weight", "index"])
-def test_damage_changes_nothing_on_any_server(
-    owner: str, where: str, saved: Saved, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_changes_nothing_on_any_server(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the header, of a whole tensor's file and of the index, of whatever server's part."""
     path, expected = saved(adam, 3, 3)
-    name = next(each.name for each in opened(path).files(owner) if ("index" in each.name) == (where == "index"))
-    file = next(each for each in opened(path).files(owner) if each.name == name)
-    keys = [key for key in file.tensors if key.startswith(where)]
-    at = file.tensors[keys[0]].begin if keys else 20
-    with local_strategy(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
+    with local_strategy(2, 2, partitioner=HALVES) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.train(range(2))
         before = run.state()
-        damaged(path, name, at)
-        what = f"tensor '{keys[0]}'" if keys else "its header"
-        with pytest.raises(rd.DataLossError, match=rf"{name}.*{what} differs"):
-            run.checkpoint.restore(path)
-        assert_same(run.state(), before)
-        damaged(path, name, at)
+        for owner, where in (
+            *(("model", "header"), ("model", "first.weight"), ("model", "index")),
+            *(("optimizer", "header"), ("optimizer", "first.weight"), ("optimizer", "index")),
+            *((ROWS, "header"), (ROWS, "words/1.values")),
+        ):
+            files = [each for each in opened(path).files(owner) if ("index" in each.name) == (where == "index")]
+            found = [(file, key) for file in files for key in file.tensors if key.startswith(where)]
+            file, key = found[-1] if found else (files[-1], None)
+            at = file.tensors[key].begin if key else 20
+            flip(path / file.name, at)
+            what = f"tensor '{key}" if key else "its header"
+            with pytest.raises(rd.DataLossError, match=rf"{file.name}.*{what}.* differs"):
+                run.checkpoint.restore(path)
+            assert_same(run.state(), before)
+            assert reads_nothing_more(here)
+            flip(path / file.name, at)
         run.checkpoint.restore(path)
         assert_same(run.state(), expected)
 
@@ -320,7 +343,7 @@ def test_entries_that_are_there_on_one_side_only(saved: Saved, monkeypatch: pyte
     found = []
     for by_driver in (False, True):
         monkeypatch.setattr("tests.coordinator.ps_in_process.Net", Wider)
-        with local_strategy(1, 2, partitioner=FixedShardsPartitioner(2)) as here, monkeypatch.context() as patch:
+        with local_strategy(1, 2, partitioner=HALVES) as here, monkeypatch.context() as patch:
             if by_driver:
                 patch.setattr(PsRestorer, "can_restore", lambda self, obj: False)
             run = Run(adam, here, patch, seed=7)
@@ -338,19 +361,11 @@ def test_entries_that_are_there_on_one_side_only(saved: Saved, monkeypatch: pyte
     assert "model.factor" in found[0][1].unexpected
 
 
-def edited(path: Path, change: Callable[[SavedCheckpoint], Any]) -> None:
-    """Have the manifest say something else of the optimizer."""
-    checkpoint = opened(path)
-    objects = {**checkpoint.manifest.objects, "optimizer": change(checkpoint)}
-    manifest = replace(checkpoint.manifest, objects=objects)
-    directory_files(str(path)).replace("manifest.json", manifest.to_bytes())
-
-
 def test_what_has_another_shape_or_type_is_listed_and_nothing_is_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of what optimizers remember: servers compare that."""
-    bare = Run(momentum)
+    """Also of what optimizers remember, which servers compare, and of tables."""
+    path, bare = tmp_path / "c", Run(momentum)
     bare.train(range(3))
     bare.model.first.double()
     bare.model.norm.weight.data = torch.ones(6)
@@ -358,38 +373,59 @@ def test_what_has_another_shape_or_type_is_listed_and_nothing_is_changed(
     second = bare.model.second.weight
     bare.optimizer.state[second]["momentum_buffer"] = torch.ones(7, 7, dtype=torch.float16)
     bare.optimizer.state[bare.model.tied.bias]["momentum_buffer"] = torch.ones(8)
-    bare.checkpoint.save(tmp_path / "c")
-    with local_strategy(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
+    bare.checkpoint.save(path)
+    with local_strategy(1, 2, partitioner=HALVES) as here:
         run = Run(momentum, here, monkeypatch, seed=7)
         run.train(range(2))
         before = run.state()
         with pytest.raises(rd.InvalidArgumentError, match="retyped") as caught:
-            run.checkpoint.restore(tmp_path / "c")
+            run.checkpoint.restore(path)
         for entry in ("first.weight", "first.bias", "norm.weight", "norm.running_mean"):
             assert f"'model.{entry}' is re" in str(caught.value)
         with pytest.raises(rd.InvalidArgumentError) as caught:
-            run.checkpoint.restore(tmp_path / "c", only="optimizer")
+            run.checkpoint.restore(path, only="optimizer")
         message = str(caught.value)
         assert "second.weight.momentum_buffer' is retyped (torch.float32 here, torch.float16 saved)" in message
         assert "tied.bias.momentum_buffer' is reshaped ((7,) here, (8,) saved)" in message
         assert message.count("momentum_buffer") == 2
+        for name, sizes, why in (
+            ("words", (1000, 4), r"'model.words.weight' is reshaped \(\(0, 4\) here, \(0, 3\) saved\)"),
+            ("words", (20, 3), r"must be below 20 .*, got \d+ rows up to \d\d"),
+            ("letters", (1000, 3), "embeddings, which are letters, got 'words'"),
+        ):
+            with here.mirror.scope():
+                other = nn.ModuleDict({name: rd.ShardedEmbedding(*sizes)})
+            with pytest.raises(rd.InvalidArgumentError, match=why):
+                rd.Checkpoint(model=other).restore(path, strict=False)
         assert_same(run.state(), before)
 
 
 def test_what_can_be_no_state_is_loss(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     path, expected = saved(adam)
-    whole = opened(path).saved("optimizer")
+    files, manifest = directory_files(str(path)), opened(path).manifest
+    rows = manifest.objects[ROWS].values["words/0"]
+    bad: list[tuple[str, str, Any]] = [
+        *(("optimizer", "first.weight", entry) for entry in (3, [], {"step": {"$tensor": "no"}}, {"step": {"$s": 3}})),
+        *((ROWS, "words/0", entry) for entry in ({}, 3)),
+        *(
+            (ROWS, "words/0", {**rows, **entry})
+            for entry in ({"rows": 3}, {"optimizers": 3}, {"rows": {"$tensor": "no"}})
+        ),
+    ]
+
+    def write(objects: Mapping[str, Any]) -> None:
+        files.replace("manifest.json", replace(manifest, objects={**manifest.objects, **objects}).to_bytes())
+
     with local_strategy(1, 2) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.train(range(2))
         before = run.state()
-        entries: list[Any] = [3, [], {"step": {"$tensor": "no"}}, {"step": {"$strange": 3}}]
-        for entry in entries:
-            values = {**whole.values, "first.weight": entry}
-            edited(path, lambda checkpoint, values=values: replace(whole, values=values))  # type: ignore[misc]
+        for owner, key, entry in bad:
+            whole = manifest.objects[owner]
+            write({owner: replace(whole, values={**whole.values, key: entry})})
             with pytest.raises(rd.DataLossError, match="invalid"):
                 run.checkpoint.restore(path)
             assert_same(run.state(), before)
-        edited(path, lambda checkpoint: whole)
+        write({})
         run.checkpoint.restore(path)
         assert_same(run.state(), expected)
