@@ -127,13 +127,13 @@ def sharded(num_shards: int, index: int) -> Step:
 
 
 def interleaved(cycle_length: int, block_length: int) -> Step:
-    """Every number makes a dataset of up to two copies of itself."""
+    """Every number makes a dataset of up to four copies of itself."""
 
     def on_dataset(ds: Dataset) -> Dataset:
-        return ds.interleave(lambda x: Dataset.from_tensors(x).repeat(x % 3), cycle_length, block_length)
+        return ds.interleave(lambda x: Dataset.from_tensors(x).repeat(x % 5), cycle_length, block_length)
 
     def on_list(items: Items) -> Items:
-        waiting = [[item] if isinstance(item, Bad) else [item] * (item % 3) for item in items]
+        waiting = [[item] if isinstance(item, Bad) else [item] * (item % 5) for item in items]
         slots: list[Items | None] = [None] * cycle_length
         result: Items = []
         turn = 0

@@ -1,4 +1,4 @@
-"""Functions for random pipelines. They have names, so that a pipeline's repr shows them and any process finds them."""
+"""Functions and sources for random pipelines. Functions have names, so that any process finds them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,18 @@ from tests.pipelines.sources.saved_hub_dataset import save_to_disk
 _FILES = tempfile.TemporaryDirectory()
 NUMBER_SPEC = TensorSpec((), np.int64)
 ROWS_SPEC = TensorSpec((None,), np.int64)
-
-
 BFLOAT16 = TensorSpec((), "bfloat16").dtype
 
 
-def smalls(*values: int) -> np.ndarray[Any, Any]:
-    return np.array([[value, 0.5] for value in values], BFLOAT16).reshape(-1, 2)
-
-
-def turned_table(rows: int) -> dict[str, Any]:
-    names = [f"n{row % 3}" for row in range(rows)]
-    return {"weight": np.arange(rows, dtype=np.float32), "name": names, "id": np.arange(rows)}
-
-
-def numbers(*values: int) -> np.ndarray[Any, Any]:
-    return np.array(values, np.int64)
+def records(rows: int, *names: str) -> dict[str, Any]:
+    """Columns with these names in this order."""
+    columns = {"id": np.arange(rows), "weight": np.arange(rows, dtype=np.float32)}
+    return {name: columns.get(name, [f"n{row % 3}" for row in range(rows)]) for name in names}
 
 
 def table(rows: int) -> pa.Table:
-    names = pa.array([f"n{row % 3}" for row in range(rows)], pa.string())
-    return pa.table({"id": np.arange(rows), "name": names, "weight": np.arange(rows, dtype=np.float32)})
+    columns = records(rows, "id", "name", "weight")
+    return pa.table({**columns, "name": pa.array(columns["name"], pa.string())})
 
 
 def hub(rows: int) -> str:
@@ -50,7 +41,7 @@ def count_up(stop: Any) -> Iterator[int]:
     yield from range(int(stop))
 
 
-# Of a number.
+# Of a number, and of what can be multiplied.
 
 
 def double(x: Any) -> Any:
@@ -59,6 +50,10 @@ def double(x: Any) -> Any:
 
 def remainder(x: Any) -> Any:
     return x % 11
+
+
+def no_thirds(x: Any) -> bool:
+    return bool(x % 3 != 0)
 
 
 def fail_some(x: Any) -> Any:
@@ -75,16 +70,20 @@ def beside_none(x: Any) -> Any:
     return {"x": (x, None), "none": None}
 
 
-def no_thirds(x: Any) -> bool:
-    return bool(x % 3 != 0)
-
-
 def fail_or_below_nine(x: Any) -> bool:
     return bool(fail_some(x) < 9)
 
 
-def below_nine(x: Any) -> bool:
+def below_nine(x: Any, *rest: Any) -> bool:
     return bool(x < 9)
+
+
+def parity(x: Any) -> int:
+    return int(x % 2)
+
+
+def failing_parity(x: Any) -> int:
+    return int(fail_some(x) % 2)
 
 
 def pair_of(x: Any) -> Any:
@@ -103,27 +102,36 @@ def small_of(x: Any) -> Any:
     return np.array([x, 0.5], BFLOAT16)
 
 
+def row_of(x: Any) -> Any:
+    return np.arange(x % 4)
+
+
+def text_of(x: Any) -> str:
+    return "t" * int(x % 6)
+
+
+def running_sum(total: Any, x: Any) -> Any:
+    return total + x, total + x
+
+
 def never(x: Any) -> bool:
     return False
 
 
-def shuffled_range(x: Any) -> Dataset:
-    return Dataset.range(int(x % 4)).shuffle(3)
+def copies(x: Any) -> Dataset:
+    return Dataset.from_tensors(x).repeat(int(x % 3))
+
+
+def jittered_range(x: Any) -> Dataset:
+    return Dataset.range(int(x % 5)).map(jitter).shuffle(2)
+
+
+def failing_range(x: Any) -> Dataset:
+    return Dataset.range(int(fail_some(x) % 6)).map(fail_some)
 
 
 def parts_of(x: Any) -> Any:
-    return {"rest": Dataset.range(int(fail_some(x) % 4)).map(jitter), "at": x}
-
-
-# Of a row of bfloat16.
-
-
-def small_total(row: Any) -> Any:
-    return np.int64(row.astype(np.float32).sum())
-
-
-def is_small(row: Any) -> bool:
-    return bool(row[0] < 7)
+    return {"rest": jittered_range(fail_some(x)), "at": x}
 
 
 # Of a dataset of numbers.
@@ -141,43 +149,23 @@ def added(dataset: Dataset) -> Any:
     return dataset.reduce(np.int64(0), np.add)
 
 
-def row_of(x: Any) -> Any:
-    return np.arange(x % 4)
+def itself(window: Dataset) -> Dataset:
+    return window
 
 
-def text_of(x: Any) -> str:
-    return "t" * int(x % 6)
-
-
-def running_sum(total: Any, x: Any) -> Any:
-    return total + x, total + x
-
-
-def copies(x: Any) -> Dataset:
-    return Dataset.from_tensors(x).repeat(int(x % 3))
-
-
-def jittered_range(x: Any) -> Dataset:
-    return Dataset.range(int(x % 5)).map(jitter).shuffle(2)
-
-
-def failing_range(x: Any) -> Dataset:
-    return Dataset.range(int(fail_some(x) % 6)).map(fail_some)
-
-
-def parity(x: Any) -> int:
-    return int(x % 2)
-
-
-def failing_parity(x: Any) -> int:
-    return int(fail_some(x) % 2)
+def three_at_a_time(window: Dataset) -> Dataset:
+    return window.batch(3)
 
 
 def jittered_window(key: Any, window: Dataset) -> Dataset:
-    return window.map(jitter).shuffle(2)
+    return jittered(window)
 
 
-# Of a pair of numbers.
+def batched_pairs(x: Dataset, y: Dataset) -> Dataset:
+    return Dataset.zip(x, y).batch(2)
+
+
+# Of a pair of numbers, of a row of numbers or text, of a record.
 
 
 def change_signs(x: Any, y: Any) -> Any:
@@ -188,57 +176,25 @@ def first_of_two(x: Any, y: Any) -> Any:
     return x
 
 
-def is_small_pair(x: Any, y: Any) -> bool:
-    return bool(x < 9)
-
-
-def batched_pairs(x: Dataset, y: Dataset) -> Dataset:
-    return Dataset.zip(x, y).batch(2)
-
-
-# Of a row of numbers.
-
-
 def total(row: Any) -> Any:
-    return row.sum()
+    return np.int64(row.astype(np.float32).sum())
 
 
 def is_long(row: Any) -> bool:
     return len(row) > 1
 
 
-# Of text.
-
-
-def length(text: str) -> int:
-    return len(text)
-
-
-def is_not_empty(text: str) -> bool:
-    return text != ""
-
-
-# Of a record.
-
-
-def identifier(record: Any) -> Any:
-    return record["id"]
+def is_small(row: Any) -> bool:
+    return bool(row[0] < 7)
 
 
 def without_name(record: Any) -> Any:
     return record["id"], record["weight"]
 
 
+def identifier(record: Any) -> Any:
+    return record["id"]
+
+
 def is_light(record: Any) -> bool:
     return bool(record["weight"] < 5)
-
-
-# Of any element, one part of which is looked at.
-
-
-def itself(window: Dataset) -> Dataset:
-    return window
-
-
-def three_at_a_time(window: Dataset) -> Dataset:
-    return window.batch(3)

@@ -19,7 +19,7 @@ from raydist.pipelines.engine.threads import ThreadExecutor
 from tests.contracts.op import MakeExecutor, collect, is_error, iterate, same
 from tests.pipelines import model, random_pipelines
 from tests.pipelines.model import Bad, Step
-from tests.pipelines.random_pipelines import Pipeline, evaluate, pipelines
+from tests.pipelines.random_pipelines import Pipeline, pipelines
 from tests.pipelines.storing_executor import StoringExecutor
 
 LIMIT = 60
@@ -131,13 +131,6 @@ NOT_DRAWN = {
     "ragged_batch": "lists of arrays, which the steps do not take: tests/pipelines/ops/test_grouped.py draws them",
     "apply": "a call of the function, no operation",
 }
-
-
-@given(pipelines())
-def test_its_repr_is_its_code(pipeline: Pipeline) -> None:
-    written = iterate(evaluate(repr(pipeline)))
-    assert same(collect(written, LIMIT), collect(iterate(pipeline.build(shared=False)), LIMIT))
-    written.close()
 
 
 def test_every_method_that_gives_a_dataset_is_drawn() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from raydist.dataset import Dataset
 from raydist.pipelines.ops.nested import groups_of, rows_of
@@ -20,26 +19,22 @@ def listed(make: Graph) -> list[object] | None:
     return [row.tolist() for row in groups.rows.columns[0]]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_what_is_alike_is_computed_at_once() -> None:
+    makers: list[Graph] = [
         lambda rows: rows,
         lambda rows: rows.batch(4),
         lambda rows: rows.batch(9),
-        lambda rows: rows.batch(2),
         lambda rows: rows.batch(2).batch(2),
         lambda rows: Dataset.zip(rows.batch(2), rows.batch(2, drop_remainder=True)).batch(5),
-    ],
-)
-def test_what_is_alike_is_computed_at_once(make: Graph) -> None:
-    one_by_one = [element for rows in ROWS for element in make(rows).as_numpy_iterator()]
-    first = [element[0] if isinstance(element, tuple) else element for element in one_by_one]
-    assert listed(make) == [leaf.tolist() for leaf in first]
+    ]
+    for number, make in enumerate(makers):
+        one_by_one = [element for rows in ROWS for element in make(rows).as_numpy_iterator()]
+        first = [element[0] if isinstance(element, tuple) else element for element in one_by_one]
+        assert listed(make) == [leaf.tolist() for leaf in first], f"maker {number}"
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_what_needs_an_iterator_or_differs_is_not() -> None:
+    makers: list[Graph] = [
         lambda rows: rows.batch(3),
         lambda rows: rows.batch(9, drop_remainder=True),
         lambda rows: rows.map(lambda x: x),
@@ -47,10 +42,8 @@ def test_what_is_alike_is_computed_at_once(make: Graph) -> None:
         lambda rows: Dataset.zip(rows, rows.batch(2)),
         lambda rows: rows.batch(int(next(rows.as_numpy_iterator())) + 1),
         lambda rows: rows.take(int(next(rows.as_numpy_iterator())) + 1).batch(4),
-    ],
-)
-def test_what_needs_an_iterator_or_differs_is_not(make: Graph) -> None:
-    assert listed(make) is None
+    ]
+    assert [listed(make) for make in makers] == [None] * len(makers)
 
 
 def test_datasets_of_any_length_follow_each_other() -> None:

@@ -2,65 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from raydist.core.errors import FailedPreconditionError
-from raydist.dataset import Dataset
-from raydist.options import Options
-from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, count_items
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.producers import Producer, ReplayIterator, SpecGuard, read_watched
-from raydist.pipelines.engine.request_size import RequestSize
+from raydist.pipelines.engine.producers import Producer, ReplayIterator
 from raydist.pipelines.engine.resume import Outbox
-from raydist.pipelines.run.plan import open_iterator
 
 ERROR = ElementError(ValueError("bad"))
 
 
-def items() -> list[Item]:
-    return [block_of_rows([1, 2, 3]), ERROR, block_of_rows([4, 5])]
+def test_a_state_is_the_last_border_and_what_was_handed_out_since() -> None:
+    outbox = Outbox({"n": -1})
+    outbox.put([], {"n": 0})
+    assert outbox.state_dict() == {"at": {"n": 0}, "skip": 0}, "groups without items move the border"
+    outbox.put([block_of_rows([1, 2, 3]), ERROR, block_of_rows([4, 5])], {"n": 1})
+    outbox.put([block_of_rows([6])], {"n": 2})
+    assert outbox.take(2).rows() == [1, 2]
+    assert outbox.state_dict() == {"at": {"n": 0}, "skip": 2}
+    assert outbox.take(9).rows() == [3]
+    with pytest.raises(ValueError, match="bad"):
+        outbox.take(1)
+    assert outbox.take(9).rows() == [4, 5]
+    assert outbox.state_dict() == {"at": {"n": 1}, "skip": 0}
+    assert outbox.take(9).rows() == [6]
+    assert not outbox
+    assert outbox.state_dict() == {"at": {"n": 2}, "skip": 0}
 
 
-def plain(parts: list[Item]) -> list[object]:
-    return [x for part in parts for x in (part.rows() if isinstance(part, Block) else ["error"])]
-
-
-class TestOutbox:
-    def test_state_is_the_last_border_and_what_was_handed_out_since(self) -> None:
-        outbox = Outbox({"n": 0})
-        outbox.put(items(), {"n": 1})
-        outbox.put([block_of_rows([6])], {"n": 2})
-        assert outbox.take(2).rows() == [1, 2]
-        assert outbox.state_dict() == {"at": {"n": 0}, "skip": 2}
-        assert outbox.take(9).rows() == [3]
-        with pytest.raises(ValueError, match="bad"):
-            outbox.take(1)
-        assert outbox.take(9).rows() == [4, 5]
-        assert outbox.state_dict() == {"at": {"n": 1}, "skip": 0}
-        assert outbox.take(9).rows() == [6]
-        assert not outbox
-        assert outbox.state_dict() == {"at": {"n": 2}, "skip": 0}
-
-    def test_groups_without_items_move_the_border(self) -> None:
-        outbox = Outbox({"n": 0})
-        outbox.put([], {"n": 1})
-        assert outbox.state_dict() == {"at": {"n": 1}, "skip": 0}
-
-    def test_items_made_again_are_dropped_in_groups_of_any_size(self) -> None:
-        outbox = Outbox({"n": 0})
-        assert outbox.load_state_dict({"at": {"n": 5}, "skip": 4}) == {"n": 5}
-        assert outbox.state_dict() == {"at": {"n": 5}, "skip": 4}
-        outbox.put([block_of_rows([1, 2, 3])], {"n": 6})
-        assert not outbox
-        outbox.put([ERROR, block_of_rows([4, 5])], {"n": 7})
-        assert outbox.state_dict() == {"at": {"n": 6}, "skip": 1}
-        assert outbox.take(9).rows() == [4, 5]
+def test_items_made_again_are_dropped_in_groups_of_any_size() -> None:
+    outbox = Outbox({"n": 0})
+    assert outbox.load_state_dict({"at": {"n": 5}, "skip": 4}) == {"n": 5}
+    assert outbox.state_dict() == {"at": {"n": 5}, "skip": 4}
+    outbox.put([block_of_rows([1, 2, 3])], {"n": 6})
+    assert not outbox
+    outbox.put([ERROR, block_of_rows([4, 5])], {"n": 7})
+    assert outbox.state_dict() == {"at": {"n": 6}, "skip": 1}
+    assert outbox.take(9).rows() == [4, 5]
 
 
 class Pairs(Producer):
@@ -107,27 +88,3 @@ def test_a_shorter_input_is_an_error() -> None:
     resumed.load_state_dict({"items": 5})
     with pytest.raises(FailedPreconditionError, match="after 5 elements, but it ended 2 earlier"):
         resumed.next_block(1)
-
-
-def test_the_first_element_is_the_measure() -> None:
-    agreement = SpecGuard("here")
-    numbers, texts = block_of_rows([1, 2]), block_of_rows(["a", "b"])
-    assert agreement.checked([ElementError(ValueError())])[0] is not None
-    assert agreement.signature == ""
-    assert list(agreement.checked([numbers])) == [numbers]
-    items = agreement.checked([texts, numbers])
-    assert [isinstance(item, Block) for item in items] == [False, False, True]
-    assert np.array_equal(items[-1].columns[0], [1, 2]) if isinstance(items[-1], Block) else False
-
-
-def test_read_watched_reads_more_at_a_time_while_that_is_quick() -> None:
-    op = Dataset.range(100).map(lambda x: 1 // int(x - 9))._op
-    source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
-    demand = RequestSize()
-    items: list[Item] = []
-    with contextlib.suppress(StopIteration):
-        while True:
-            items.append(read_watched(source, demand))
-    assert count_items(items) == 100
-    assert [isinstance(item, ElementError) for item in items].count(True) == 1
-    assert len(items) < 50

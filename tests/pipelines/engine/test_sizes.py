@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import final
@@ -20,6 +19,7 @@ from raydist.pipelines.engine.block_size import BlockSize, BufferSize
 from raydist.pipelines.engine.budget import Budget, Budgets
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
+from tests.pipelines.threads import in_threads
 
 
 def learn(size: BlockSize, rows: int, seconds: float, row_bytes: int = 8) -> None:
@@ -36,10 +36,7 @@ def test_the_consumer_is_given_what_it_wants_within_a_number_of_bytes() -> None:
     learn(size, rows=3, seconds=0.001, row_bytes=1 << 20)
     assert size.rows(10**6, 4, 1) == 8
     assert size.rows(1, 1, 5) == 5
-
-
-def test_elements_of_known_size_need_no_first_small_block() -> None:
-    assert BlockSize(away=False, element_bytes=792).rows(2560, 1, 1) == 2560
+    assert BlockSize(away=False, element_bytes=792).rows(2560, 1, 1) == 2560, "known: no first small block"
     assert BlockSize(away=False, element_bytes=4 << 20).rows(2560, 1, 1) == 2
 
 
@@ -71,11 +68,11 @@ def test_blocks_are_multiples_of_what_the_consumer_takes_together() -> None:
     assert BlockSize(away=False, together=100).rows(200, 2, 1) == 64, "nothing is known of the size of elements"
 
 
-@pytest.mark.parametrize(("away", "together", "rows"), [(False, 3, 6), (False, 10, 8), (True, 20, 20), (True, 40, 16)])
-def test_8_mib_fit_and_a_batch_made_elsewhere_may_be_larger(away: bool, together: int, rows: int) -> None:
-    size = BlockSize(away=away, together=together)
-    learn(size, rows=3, seconds=0.001, row_bytes=1 << 20)
-    assert size.rows(100, 1, 1) == rows
+def test_8_mib_fit_and_a_batch_made_elsewhere_may_be_larger() -> None:
+    for away, together, rows in ((False, 3, 6), (False, 10, 8), (True, 20, 20), (True, 40, 16)):
+        size = BlockSize(away=away, together=together)
+        learn(size, rows=3, seconds=0.001, row_bytes=1 << 20)
+        assert size.rows(100, 1, 1) == rows, (away, together)
 
 
 def drain(size: BufferSize) -> None:
@@ -173,30 +170,12 @@ def test_no_more_is_granted_than_there_is() -> None:
     budget = Budget(5)
     assert [budget.take(3), budget.take(3), budget.take(3)] == [3, 2, 0]
     budget.give(2)
-    assert (budget.free, budget.take(9)) == (2, 2)
-
-
-def test_what_is_there_already_is_counted_even_beyond_the_limit() -> None:
-    budget = Budget(5)
     budget.charge(7)
-    assert (budget.free, budget.take(1)) == (-2, 0)
+    assert (budget.free, budget.take(9)) == (-5, 0), "what is there already is counted even beyond the limit"
     budget.charge(-7)
-    assert budget.take(1) == 1
-
-
-def test_several_threads_never_get_more_together() -> None:
-    budget, taken = Budget(1000), []
-    start = threading.Barrier(4)
-
-    def take() -> None:
-        start.wait(10)
-        taken.append(sum(budget.take(1) for _ in range(500)))
-
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert budget.take(9) == 2
+    shared, taken = Budget(1000), list[int]()
+    in_threads(4, lambda: taken.append(sum(shared.take(1) for _ in range(500))))
     assert sum(taken) == 1000
 
 
@@ -204,27 +183,22 @@ def test_defaults_are_the_cores_and_half_of_the_free_memory() -> None:
     budgets = Budgets(AutotuneOptions())
     assert budgets.threads.limit == float("inf")
     assert budgets.tuned_threads == num_cores()
-    free = free_memory() or float("inf")
-    assert 0.3 * free < budgets.ram.limit < 0.7 * free or budgets.ram.limit == float("inf")
-
-
-def test_memory_is_what_is_free() -> None:
     free = free_memory()
     assert free is None or 1 << 30 <= free <= max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    assert 0.3 * (free or float("inf")) < budgets.ram.limit < 0.7 * (free or float("inf")) or free is None
 
 
-@pytest.mark.parametrize(
-    ("limit_name", "limit", "used_name", "free"),
-    [
-        ("memory.max", "1000", "memory.current", [550]),
-        ("memory.max", "max", "memory.current", []),
-        ("memory.limit_in_bytes", "1000", "memory.usage_in_bytes", [550]),
-    ],
-)
-def test_cached_files_of_a_container_are_free(
-    tmp_path: Path, limit_name: str, limit: str, used_name: str, free: list[int]
-) -> None:
-    (tmp_path / limit_name).write_text(f"{limit}\n")
-    (tmp_path / used_name).write_text("800\n")
-    (tmp_path / "memory.stat").write_text("anon 400\nfile 400\nshmem 50\ninactive_file 300\nactive_file 50\n")
-    assert free_in_containers([tmp_path / "none", tmp_path]) == free
+def test_cached_files_of_a_container_are_free(tmp_path: Path) -> None:
+    for number, (limit_name, limit, used_name, free) in enumerate(
+        (
+            ("memory.max", "1000", "memory.current", [550]),
+            ("memory.max", "max", "memory.current", []),
+            ("memory.limit_in_bytes", "1000", "memory.usage_in_bytes", [550]),
+        )
+    ):
+        group = tmp_path / str(number)
+        group.mkdir()
+        (group / limit_name).write_text(f"{limit}\n")
+        (group / used_name).write_text("800\n")
+        (group / "memory.stat").write_text("anon 400\nfile 400\nshmem 50\ninactive_file 300\nactive_file 50\n")
+        assert free_in_containers([tmp_path / "none", group]) == free, (limit_name, limit)

@@ -18,39 +18,38 @@ ON = Options(optimization=OptimizationOptions(map_vectorization=True))
 IMAGES = np.arange(60, dtype=np.float32).reshape(20, 3)
 
 
-def both(dataset: Dataset) -> tuple[list[Any], list[Any]]:
-    return collect(iterate(dataset.with_options(ON))), collect(iterate(dataset))
+def check_same(dataset: Dataset, case: object) -> list[Any]:
+    """Return the elements, which are the same with and without the setting."""
+    plain = collect(iterate(dataset))
+    assert same(collect(iterate(dataset.with_options(ON))), plain), case
+    return plain
 
 
 def half(x: Any) -> Any:
     return torch.as_tensor(x) / 2
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        Dataset.from_tensor_slices(IMAGES).map(half),
-        Dataset.from_tensor_slices((IMAGES, IMAGES[:, 0])).map(lambda x, y: {"x": x + y, "y": y}),
-        Dataset.from_tensor_slices({"a": IMAGES}).map(lambda row: (row["a"].sum(), row["a"])),
-        Dataset.range(20).map(lambda x: x * 2, output_spec=TensorSpec((), "int64")),
-        Dataset.from_tensor_slices(IMAGES).map(with_tensors(torch.relu)),
-    ],
-)
-def test_results_are_those_of_each_element(dataset: Dataset) -> None:
-    vectorised, plain = both(dataset)
-    assert same(vectorised, plain)
+def test_results_are_those_of_each_element() -> None:
+    slices = Dataset.from_tensor_slices
+    for number, dataset in enumerate(
+        (
+            slices(IMAGES).map(half),
+            slices((IMAGES, IMAGES[:, 0])).map(lambda x, y: {"x": x + y, "y": y}),
+            slices({"a": IMAGES}).map(lambda row: (row["a"].sum(), row["a"])),
+            Dataset.range(20).map(lambda x: x * 2, output_spec=TensorSpec((), "int64")),
+            slices(IMAGES).map(with_tensors(torch.relu)),
+        )
+    ):
+        check_same(dataset, number)
 
 
 def test_a_function_that_writes_to_its_argument() -> None:
-    images = IMAGES.copy()
-    vectorised, plain = both(Dataset.from_tensor_slices(images).map(lambda x: x + 1).map(with_tensors(doubled)))
-    assert same(vectorised, plain)
-    assert np.array_equal(np.stack(plain), 2 * (IMAGES + 1))
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        x *= 2
+        return x.clone()
 
-
-def doubled(x: torch.Tensor) -> torch.Tensor:
-    x *= 2
-    return x.clone()
+    dataset = Dataset.from_tensor_slices(IMAGES.copy()).map(lambda x: x + 1).map(with_tensors(doubled))
+    assert np.array_equal(np.stack(check_same(dataset, "written to")), 2 * (IMAGES + 1))
 
 
 def test_whole_blocks_are_run_at_once() -> None:
@@ -75,17 +74,13 @@ def fails_once(x: Any) -> Any:
     return x
 
 
-@pytest.mark.parametrize(
-    "fn", [branches, fails_once, str, lambda x: x * 0.5, lambda x: x + np.random.default_rng(0).integers(9)]
-)
-def test_a_function_that_vmap_cannot_run_is_called_for_each_element(fn: Callable[..., Any]) -> None:
-    dataset = Dataset.range(20).map(fn).batch(20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        vectorised, plain = both(dataset)
-    assert same(vectorised, plain)
-
-
-def test_the_warning_names_the_function() -> None:
+def test_a_function_that_vmap_cannot_run_is_called_for_each_element() -> None:
+    functions: list[Callable[..., Any]] = [
+        *(branches, fails_once, str, lambda x: x * 0.5, lambda x: x + np.random.default_rng(0).integers(9))
+    ]
+    for fn in functions:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_same(Dataset.range(20).map(fn).batch(20), fn)
     with pytest.warns(RuntimeWarning, match=r"py:\d+ branches\) over whole blocks, and cannot"):
         collect(iterate(Dataset.range(20).map(branches).batch(20).with_options(ON)))

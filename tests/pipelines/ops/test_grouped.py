@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import SpecError
 from raydist.dataset import Dataset
+from tests.pipelines.refusals import check_refused
 
 SAMPLES: list[dict[str, Any]] = [
     {"id": i, "name": f"{i} ä", "image": np.full((3, 4 + i % 3), i, np.float32)} for i in range(7)
@@ -34,6 +36,9 @@ def test_leaves_of_differing_shape_become_lists_of_tensors() -> None:
     assert [int(image[0, 0]) for image in last["image"]] == [4, 5, 6]
     assert RAGGED.cardinality() == 2
     assert len(list(Dataset.from_torch(SAMPLES).ragged_batch(4, drop_remainder=True))) == 1
+    spec = RAGGED.element_spec
+    assert str(spec["image"]) == "RaggedSpec(shape=(None, 3, None), dtype=float32)"
+    assert spec["id"] == rd.TensorSpec((None,), "int64")
 
 
 def test_what_is_declared_decides_and_not_the_values_of_a_batch() -> None:
@@ -44,12 +49,6 @@ def test_what_is_declared_decides_and_not_the_values_of_a_batch() -> None:
     of_any_length = Dataset.range(3).map(lambda x: np.full(2, x), output_spec=rd.TensorSpec((None,), "int64"))
     assert type(next(iter(of_any_length.ragged_batch(3)))) is list
     assert next(iter(Dataset.from_tensor_slices(np.zeros((3, 2))).ragged_batch(3))).shape == (3, 2)
-
-
-def test_the_spec_tells_lists_from_tensors() -> None:
-    spec = RAGGED.element_spec
-    assert str(spec["image"]) == "RaggedSpec(shape=(None, 3, None), dtype=float32)"
-    assert spec["id"] == rd.TensorSpec((None,), "int64")
 
 
 def test_lists_are_taken_apart_again_and_stay_lists_in_functions() -> None:
@@ -95,55 +94,38 @@ def test_the_spec_of_a_collated_batch_is_that_of_first_elements() -> None:
     spec = ds.batch(4, collate=lambda them: {"x": torch.stack([each["id"] for each in them]), "all": them}).element_spec
     assert spec["x"] == rd.TensorSpec((None,), "int64")
     assert str(spec["all"]).startswith("CollatedSpec")
-
-
-def test_other_objects_and_mappings() -> None:
     Pair = namedtuple("Pair", "first rest")
     (batch,) = Dataset.range(3).batch(3, collate=lambda them: Pair(them[0], them[1:]))
     assert (int(batch.first), [int(x) for x in batch.rest]) == (0, [1, 2])
     (number,) = Dataset.range(3).batch(3, collate=lambda them: slice(len(them)))
-    assert number == slice(3)
+    assert number == slice(3), "any object"
 
 
-@pytest.mark.parametrize(
-    "further",
-    [
+def test_nothing_looks_into_a_collated_batch_and_lists_are_not_stacked(tmp_path: Path) -> None:
+    stacking: list[Callable[[Dataset], Dataset]] = [
+        *(lambda ds: ds.rebatch(2), lambda ds: ds.batch(2), lambda ds: ds.padded_batch(2))
+    ]
+    looking: list[Callable[[Dataset], Dataset]] = [
         lambda ds: ds.map(lambda *batch: 1),
         lambda ds: ds.filter(lambda *batch: True),
         lambda ds: ds.scan(0, lambda total, *batch: (total, 1)),
         lambda ds: ds.flat_map(lambda *batch: Dataset.range(1)),
         lambda ds: ds.unbatch(),
-        lambda ds: ds.rebatch(2),
-        lambda ds: ds.batch(2),
-        lambda ds: ds.padded_batch(2),
         lambda ds: ds.ragged_batch(2),
-    ],
-)
-def test_nothing_looks_into_a_collated_batch(further: Callable[[Dataset], Dataset]) -> None:
-    with pytest.raises(SpecError, match="must be the last look into elements"):
-        next(iter(further(Dataset.from_torch(SAMPLES).batch(4, collate=paired))))
+    ]
+    collated = Dataset.from_torch(SAMPLES).batch(4, collate=paired)
 
+    def first(dataset: Dataset, further: Callable[[Dataset], Dataset]) -> object:
+        return next(iter(further(dataset)))
 
-def test_collated_batches_and_lists_are_not_kept_in_files(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="last look into elements"):
-        Dataset.from_torch(SAMPLES).batch(4, collate=paired).save(str(tmp_path / "collated"))
-    with pytest.raises(SpecError, match="list of tensors"):
-        RAGGED.save(str(tmp_path / "ragged"))
-    with pytest.raises(SpecError, match="list of tensors"):
-        list(RAGGED.cache(str(tmp_path / "cache")))
-
-
-@pytest.mark.parametrize("further", [lambda ds: ds.rebatch(2), lambda ds: ds.batch(2), lambda ds: ds.padded_batch(2)])
-def test_lists_are_not_stacked(further: Callable[[Dataset], Dataset]) -> None:
-    with pytest.raises(SpecError, match="call unbatch\\(\\) first"):
-        next(iter(further(RAGGED)))
-
-
-def test_arguments_are_checked() -> None:
-    with pytest.raises(InvalidArgumentError, match="batch_size must be >= 1, got 0"):
-        Dataset.range(3).ragged_batch(0)
-    with pytest.raises(InvalidArgumentError, match="collate must be a function"):
-        Dataset.range(3).batch(2, collate=5)  # type: ignore[arg-type]
+    cases: list[tuple[Callable[[], object], str]] = [
+        *((partial(first, collated, further), "must be the last look into elements") for further in stacking + looking),
+        *((partial(first, RAGGED, further), r"call unbatch\(\) first") for further in stacking),
+        (lambda: collated.save(str(tmp_path / "collated")), "last look into elements"),
+        (lambda: RAGGED.save(str(tmp_path / "ragged")), "list of tensors"),
+        (lambda: list(RAGGED.cache(str(tmp_path / "cache"))), "list of tensors"),
+    ]
+    check_refused(SpecError, cases)
 
 
 def test_an_error_of_the_function_takes_the_place_of_its_batch() -> None:
@@ -171,22 +153,20 @@ def values(dataset: Any) -> list[Any]:
     return [(int(number), None if label is None else float(label)) for number, label in dataset]
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
+def test_none_among_values_reaches_the_map_that_fills_it() -> None:
+    ways: list[Callable[[Dataset], Dataset]] = [
         lambda ds: ds,
         lambda ds: ds.shuffle(5, seed=1),
         lambda ds: ds.shuffle(100, seed=1),
         lambda ds: ds.cache(),
         lambda ds: ds.filter(lambda *_: True).prefetch(2),
         lambda ds: ds.map(lambda *pair: pair, num_parallel_calls=3, deterministic=False),
-    ],
-)
-def test_none_among_values_reaches_the_map_that_fills_it(before: Callable[[Dataset], Dataset]) -> None:
-    ds = before(Dataset.from_torch(OPTIONAL))
-    assert sorted(values(ds), key=lambda pair: pair[0]) == OPTIONAL
-    got = sorted(values(ds.map(filled).batch(4).unbatch()))
-    assert got == [(number, -1.0 if label is None else label) for number, label in OPTIONAL]
+    ]
+    for number, before in enumerate(ways):
+        ds = before(Dataset.from_torch(OPTIONAL))
+        assert sorted(values(ds), key=lambda pair: pair[0]) == OPTIONAL, f"way {number}"
+        got = sorted(values(ds.map(filled).batch(4).unbatch()))
+        assert got == [(x, -1.0 if label is None else label) for x, label in OPTIONAL], f"way {number}"
 
 
 def test_a_shuffle_of_none_among_values_is_that_of_other_values_and_resumes_anywhere() -> None:
@@ -194,23 +174,18 @@ def test_a_shuffle_of_none_among_values_is_that_of_other_values_and_resumes_anyw
     plain = Dataset.range(20).shuffle(5, seed=1, reshuffle_each_iteration=False)
     whole = values(ds)
     assert [number for number, _ in whole] == [int(number) for number in plain]
+    iterator = iter(ds)
     for drawn in range(21):
-        iterator, other = iter(ds), iter(ds)
-        for _ in range(drawn):
-            next(iterator)
+        other = iter(ds)
         other.load_state_dict(iterator.state_dict())
         assert values(other) == whole[drawn:]
+        next(iterator, None)
 
 
-@pytest.mark.parametrize(
-    ("batched", "named"), [("batch", "batch"), ("padded_batch", "row_groups"), ("ragged_batch", "ragged_batch")]
-)
-def test_none_and_values_make_no_batch(batched: str, named: str) -> None:
-    with pytest.raises(SpecError, match="one structure.*Put a value in the place of None in a map") as caught:
-        next(iter(getattr(Dataset.from_torch(OPTIONAL), batched)(4)))
-    assert caught.value.__notes__ == [f"In {named}-2."]
-
-
-def test_none_and_values_can_be_collated() -> None:
+def test_none_and_values_make_no_batch() -> None:
+    for batched, named in (("batch", "batch"), ("padded_batch", "row_groups"), ("ragged_batch", "ragged_batch")):
+        with pytest.raises(SpecError, match="one structure.*Put a value in the place of None in a map") as caught:
+            next(iter(getattr(Dataset.from_torch(OPTIONAL), batched)(4)))
+        assert caught.value.__notes__ == [f"In {named}-2."]
     (batch, *_) = Dataset.from_torch(OPTIONAL).batch(3, collate=lambda them: [label for _, label in them])
     assert batch == [torch.tensor(0.0), None, torch.tensor(2.0)]

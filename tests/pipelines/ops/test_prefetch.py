@@ -19,6 +19,8 @@ from tests.pipelines.model import recorder
 from tests.pipelines.restless_executor import RestlessExecutor
 from tests.pipelines.threads import pipeline_threads
 
+FIXED = Options(autotune=AutotuneOptions(enabled=False))
+
 
 def wait_until(condition: Callable[[], bool]) -> bool:
     limit = time.monotonic() + 10
@@ -27,50 +29,42 @@ def wait_until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-@pytest.mark.parametrize("size", [None, AUTOTUNE, 0, 1, 3, 100])
-def test_elements_are_unchanged(size: int | None) -> None:
-    assert [int(x) for x in Dataset.range(20).map(lambda x: x + 1).prefetch(size)] == list(range(1, 21))
-
-
 def test_it_works_ahead_and_no_further_than_its_buffer() -> None:
-    made: list[int] = []
-    iterator = iter(Dataset.range(100).map(recorder(made)).prefetch(4))
-    next(iterator)
-    assert wait_until(lambda: len(made) >= 5)
-    next(iterator)
-    assert wait_until(lambda: len(made) >= 6)
-    assert len(made) <= 8
-    iterator.close()
+    for size, options in ((4, Options()), (None, FIXED)):
+        made: list[int] = []
+        iterator = iter(Dataset.range(100).map(recorder(made)).prefetch(size).with_options(options))
+        for _ in range(5):
+            next(iterator)
+        assert wait_until(lambda: len(made) >= 7)  # noqa: B023 - called in this turn
+        assert len(made) <= 5 + (size or 2) + 2, "the buffer, and what is under way"
+        iterator.close()
 
 
-def test_the_thread_ends_with_the_data_with_close_and_with_the_iterator() -> None:
-    dataset = Dataset.range(50).repeat().prefetch(2)
+ENDLESS = Dataset.range(50).repeat()
+MAPPED = ENDLESS.map(lambda x: x, num_parallel_calls=2)
+
+
+@pytest.mark.parametrize(("dataset", "threads"), [(ENDLESS.prefetch(2), 1), (MAPPED.prefetch(2), 3), (MAPPED, 2)])
+def test_threads_end_with_the_data_with_close_and_with_the_iterator(dataset: Dataset, threads: int) -> None:
     list(dataset.take(3))
     assert wait_until(lambda: not pipeline_threads())
     iterator = iter(dataset)
     next(iterator)
-    assert pipeline_threads()
+    assert len(pipeline_threads()) >= threads
     iterator.close()
     assert not pipeline_threads()
     iterator = iter(dataset)
     next(iterator)
-    assert pipeline_threads()
     del iterator
     gc.collect()
     assert wait_until(lambda: not pipeline_threads())
 
 
-def test_threads_of_parallel_maps_end_too() -> None:
-    iterator = iter(Dataset.range(50).map(lambda x: x, num_parallel_calls=2).prefetch(2))
-    next(iterator)
-    assert len(pipeline_threads()) == 3
+def test_an_exit_in_the_thread_is_not_the_end_of_the_data() -> None:
+    iterator = iterate(Dataset.range(5).map(lambda x: exit(3) if x == 2 else x).prefetch(1))
+    with pytest.raises(SystemExit):
+        collect(iterator)
     iterator.close()
-    assert not pipeline_threads()
-    iterator = iter(Dataset.range(50).map(lambda x: x, num_parallel_calls=2))
-    next(iterator)
-    del iterator
-    gc.collect()
-    assert wait_until(lambda: not pipeline_threads())
 
 
 def test_an_error_of_the_machinery_is_raised_and_can_be_tried_again() -> None:
@@ -94,27 +88,6 @@ def test_an_error_of_the_machinery_is_raised_and_can_be_tried_again() -> None:
     ]
 
 
-def test_an_exit_in_the_thread_is_not_the_end_of_the_data() -> None:
-    iterator = iterate(Dataset.range(5).map(lambda x: exit(3) if x == 2 else x).prefetch(1))
-    with pytest.raises(SystemExit):
-        collect(iterator)
-    iterator.close()
-
-
-def test_without_autotuning_the_buffer_stays_small() -> None:
-    made: list[int] = []
-    dataset = Dataset.range(100).map(recorder(made)).prefetch()
-    iterator = iter(dataset.with_options(Options(autotune=AutotuneOptions(enabled=False))))
-    for _ in range(5):
-        next(iterator)
-    assert wait_until(lambda: len(made) >= 7)
-    assert len(made) <= 9
-    iterator.close()
-
-
-FIXED = Options(autotune=AutotuneOptions(enabled=False))
-
-
 def short(start: Any) -> Dataset:
     return Dataset.range(start, start + 50)
 
@@ -131,17 +104,15 @@ def most_threads(dataset: Dataset) -> int:
     return most
 
 
-@pytest.mark.parametrize(
-    ("dataset", "fixed"),
-    [
+def test_what_is_cheap_starts_threads_only_where_nothing_may_be_tuned() -> None:
+    for dataset, fixed in (
         (Dataset.range(500).prefetch(AUTOTUNE), 1),
         (Dataset.range(500).map(lambda x: x).batch(5).prefetch(), 1),
         (Dataset.range(8).interleave(short, cycle_length=3, num_parallel_calls=AUTOTUNE), 3),
-    ],
-)
-def test_what_is_cheap_starts_threads_only_where_nothing_may_be_tuned(dataset: Dataset, fixed: int) -> None:
-    assert min(most_threads(dataset) for _ in range(5)) == 0  # a pass that something disturbs may take it for slow
-    assert most_threads(dataset.with_options(FIXED)) == fixed
+    ):
+        # A pass that something disturbs may take it for slow.
+        assert any(most_threads(dataset) == 0 for _ in range(5)), dataset
+        assert most_threads(dataset.with_options(FIXED)) == fixed, dataset
 
 
 def test_what_waits_is_read_by_pipeline_threads() -> None:
@@ -166,16 +137,14 @@ def restless(every: int) -> MakeExecutor:
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_it_may_start_and_stop_between_any_two_blocks(every: int) -> None:
+    makers: list[Callable[[], Dataset]] = [
         lambda: ahead(Dataset.range(20)),
         lambda: ahead(Dataset.range(30).map(spoiled).batch(3)),
         lambda: ahead(Dataset.range(12).shuffle(5).map(lambda x, *, rng: x + rng.integers(9)).repeat(2)),
-    ],
-)
-def test_it_may_start_and_stop_between_any_two_blocks(make: Callable[[], Dataset], every: int) -> None:
-    check_op(make, executors=(restless(every), EXECUTORS[0]))
+    ]
+    for make in makers:
+        check_op(make, executors=(restless(every), EXECUTORS[0]))
 
 
 def busy_consumer(dataset: Dataset, seconds: float, most: int) -> tuple[list[int], int]:
@@ -195,15 +164,11 @@ def slow_map(x: int) -> int:
     return x
 
 
-def test_it_reads_ahead_of_a_consumer_that_works() -> None:
+def test_it_reads_ahead_of_a_consumer_that_works_and_not_of_one_that_only_waits() -> None:
     dataset = Dataset.range(400).map(slow_map, num_parallel_calls=1)
     got, begun = busy_consumer(dataset, 0.002, 400)
     assert got == list(range(400))
     assert begun < 400
-
-
-def test_it_starts_no_thread_for_a_consumer_that_only_waits() -> None:
-    dataset = Dataset.range(400).map(slow_map, num_parallel_calls=1)
     got, begun = busy_consumer(dataset, 0.0, 400)
     assert got == list(range(400))
     assert begun == 400
@@ -225,16 +190,7 @@ def test_an_abandoned_iterator_ends_its_thread(reads: int) -> None:
     iterator = iterate(ahead(Dataset.range(1000).repeat()), restless(3))
     for _ in range(3 + reads):
         next(iterator)
-    begun = pipeline_threads()
-    assert begun
+    assert pipeline_threads()
     del iterator
     gc.collect()
-    for thread in begun:
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-def test_where_nobody_decides_it_is_its_input() -> None:
-    iterator = iterate(ahead(Dataset.range(5)))
-    assert np.array_equal(list(iterator), range(5))
-    assert not pipeline_threads()
+    assert wait_until(lambda: not pipeline_threads())

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 
 from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.ops.rejection_resample import ClassBalance
 from tests.contracts.op import collect, iterate
+from tests.pipelines.refusals import check_refused
 
 
 def rare(x: Any) -> int:
@@ -21,16 +22,11 @@ def counts(dataset: Dataset) -> list[int]:
     return [found.count(kind) for kind in (0, 1)]
 
 
-def test_a_known_distribution_becomes_the_target() -> None:
-    common, rarely = counts(Dataset.range(3000).rejection_resample(rare, [0.5, 0.5], [0.9, 0.1], seed=1))
-    assert rarely == 300  # all of them: no choice could keep more
-    assert 240 < common < 360
-
-
-def test_an_unknown_distribution_is_estimated() -> None:
-    common, rarely = counts(Dataset.range(3000).rejection_resample(rare, [0.5, 0.5], seed=1))
-    assert rarely == 300
-    assert 240 < common < 400
+def test_a_known_or_estimated_distribution_becomes_the_target() -> None:
+    for initial, most in (([0.9, 0.1], 360), (None, 400)):
+        common, rarely = counts(Dataset.range(3000).rejection_resample(rare, [0.5, 0.5], initial, seed=1))
+        assert rarely == 300  # all of them: no choice could keep more
+        assert 240 < common < most
 
 
 def test_every_element_once_at_most_in_order_with_its_class() -> None:
@@ -77,34 +73,17 @@ def test_however_many_elements_are_of_no_class_each_is_an_error_of_its_own() -> 
     assert kept == [x for x in range(6000) if x % 3 < 2]
 
 
-def test_a_known_distribution() -> None:
-    balance = ClassBalance.of([1, 1, 0], [0.9, 0.1, 0.0])
-    kept, seen = balance.kept(np.array([0, 1, 2, 0]), np.zeros(3, np.int64))
+def test_shares_that_are_kept() -> None:
+    kept, seen = ClassBalance.of([1, 1, 0], [0.9, 0.1, 0.0]).kept(np.array([0, 1, 2, 0]), np.zeros(3, np.int64))
     np.testing.assert_allclose(kept, [1 / 9, 1.0, 0.0, 1 / 9])
     assert seen.tolist() == [0, 0, 0]
-
-
-def test_an_estimate_counts_each_element_before_it_is_judged() -> None:
-    balance = ClassBalance.of([0.5, 0.5], None)
-    kept, seen = balance.kept(np.array([0, 0, 1]), np.array([4, 0]))
+    kept, seen = ClassBalance.of([0.5, 0.5], None).kept(np.array([0, 0, 1]), np.array([4, 0]))
     np.testing.assert_allclose(kept, [10 / 15, 10 / 16, 1.0])
-    assert seen.tolist() == [6, 1]
+    assert seen.tolist() == [6, 1], "each element is counted before it is judged"
 
 
-def test_an_estimate_does_not_depend_on_how_elements_are_grouped() -> None:
-    classes = np.random.default_rng(1).integers(0, 3, 50)
-    balance = ClassBalance.of([0.1, 0.3, 0.6], None)
-    together, _ = balance.kept(classes, np.zeros(3, np.int64))
-    parts, seen = [], np.zeros(3, np.int64)
-    for part in np.split(classes, [7, 8, 30]):
-        kept, seen = balance.kept(part, seen)
-        parts.append(kept)
-    np.testing.assert_array_equal(np.concatenate(parts), together)
-
-
-@pytest.mark.parametrize(
-    ("target", "initial", "message"),
-    [
+def test_bad_distributions() -> None:
+    table: list[tuple[Any, Any, str]] = [
         (0.5, None, "target_dist must be a list of weights"),
         ([], None, "target_dist must be a list of weights"),
         (["a"], None, "target_dist must be a list of weights"),
@@ -114,8 +93,8 @@ def test_an_estimate_does_not_depend_on_how_elements_are_grouped() -> None:
         ([1.0, float("nan")], None, "weights >= 0, not all of them 0"),
         ([0.5, 0.5], [1.0], "got 2 and 1 entries"),
         ([0.5, 0.5], [1.0, 0.0], "got 0 for class 1, which is wanted"),
-    ],
-)
-def test_bad_distributions(target: Any, initial: Any, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        ClassBalance.of(target, initial)
+    ]
+    check_refused(
+        InvalidArgumentError,
+        [(partial(ClassBalance.of, target, initial), message) for target, initial, message in table],
+    )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from collections import Counter
@@ -36,20 +37,18 @@ def test_sources_of_outputs_is_the_sequential_buffer() -> None:
         assert sorted(last) == sorted(step for step in slots if step >= 0)
 
 
-@pytest.mark.parametrize("unit", [1, 1 << 15, (1 << 16) + 1, 1 << 24, 1 << 40])
-def test_slots_of_any_size_are_told_apart(unit: int) -> None:
+def test_slots_of_any_size_are_told_apart() -> None:
     drawn = np.random.default_rng(0).integers(0, 5, 60)
-    assert [part.tolist() for part in sources_of_outputs(drawn * unit)] == [
-        part.tolist() for part in sources_of_outputs(drawn)
-    ]
+    expected = [part.tolist() for part in sources_of_outputs(drawn)]
+    for unit in (1 << 15, (1 << 16) + 1, 1 << 24, 1 << 40):
+        assert [part.tolist() for part in sources_of_outputs(drawn * unit)] == expected, unit
 
 
-@pytest.mark.parametrize("buffer_size", [2, 5, 19])
-def test_an_element_never_comes_more_than_the_buffer_early(buffer_size: int) -> None:
-    for seed in range(5):
+def test_an_element_never_comes_more_than_the_buffer_early() -> None:
+    for buffer_size, seed in itertools.product((2, 5, 19), range(5)):
         got = order(Dataset.range(40).shuffle(buffer_size, seed=seed))
         assert sorted(got) == list(range(40))
-        assert all(element - place < buffer_size for place, element in enumerate(got))
+        assert all(element - place < buffer_size for place, element in enumerate(got)), (buffer_size, seed)
         assert got != list(range(40))
 
 
@@ -75,46 +74,39 @@ def test_every_order_is_equally_likely() -> None:
     assert 150 < first[0] < 250
 
 
-class TestTheTableOfSeeds:
-    def test_seed_and_reshuffle(self) -> None:
-        first = Dataset.range(20).shuffle(20, seed=4)
-        again = Dataset.range(20).shuffle(20, seed=4)
-        epochs = [order(first), order(first)]
-        assert epochs[0] != epochs[1]
-        assert [order(again), order(again)] == epochs
-
-    def test_seed_without_reshuffle(self) -> None:
-        dataset = Dataset.range(20).shuffle(20, seed=4, reshuffle_each_iteration=False)
-        assert order(dataset) == order(dataset) == order(pickle.loads(pickle.dumps(dataset)))
-
-    def test_no_seed_with_reshuffle(self) -> None:
-        dataset = Dataset.range(20).shuffle(20)
-        assert order(dataset) != order(dataset)
-        assert order(Dataset.range(20).shuffle(20)) != order(Dataset.range(20).shuffle(20))
-
-    def test_no_seed_without_reshuffle(self) -> None:
-        dataset = Dataset.range(20).shuffle(20, reshuffle_each_iteration=False)
-        assert order(dataset) == order(dataset)
-        assert order(dataset) != order(Dataset.range(20).shuffle(20, reshuffle_each_iteration=False))
-
-    def test_passes_of_a_repeat_are_epochs(self) -> None:
-        twice = order(Dataset.range(10).shuffle(10, seed=1).repeat(2))
-        dataset = Dataset.range(10).shuffle(10, seed=1)
-        assert twice == order(dataset) + order(dataset)
-        fixed = order(Dataset.range(10).shuffle(10, seed=1, reshuffle_each_iteration=False).repeat(2))
-        assert fixed[:10] == fixed[10:]
+def test_the_table_of_seeds() -> None:
+    """Orders of two datasets, two epochs each, for each kind of arguments."""
+    table = {
+        (4, True): [["a", "b"], ["a", "b"]],
+        (4, False): [["a", "a"], ["a", "a"]],
+        (None, True): [["a", "b"], ["c", "d"]],
+        (None, False): [["a", "a"], ["b", "b"]],
+    }
+    for arguments, expected in table.items():
+        names: dict[tuple[int, ...], str] = {}
+        found = [
+            [names.setdefault(tuple(order(dataset)), "abcd"[len(names)]) for _ in range(2)]
+            for dataset in [Dataset.range(20).shuffle(20, *arguments) for _ in range(2)]
+        ]
+        assert found == expected, f"seed and reshuffle {arguments}"
+    fixed = Dataset.range(20).shuffle(20, seed=4, reshuffle_each_iteration=False)
+    assert order(fixed) == order(pickle.loads(pickle.dumps(fixed)))
 
 
-@pytest.mark.parametrize("options", [Options(), Options(seed=3)])
-def test_take_and_skip_of_one_fixed_order_divide_the_data(options: Options) -> None:
-    mixed = Dataset.range(20).shuffle(20, reshuffle_each_iteration=False).with_options(options)
-    assert sorted(order(mixed.take(5)) + order(mixed.skip(5).batch(4).unbatch())) == list(range(20))
+def test_passes_of_a_repeat_are_epochs() -> None:
+    dataset = Dataset.range(10).shuffle(10, seed=1)
+    assert order(Dataset.range(10).shuffle(10, seed=1).repeat(2)) == order(dataset) + order(dataset)
+    fixed = order(Dataset.range(10).shuffle(10, seed=1, reshuffle_each_iteration=False).repeat(2))
+    assert fixed[:10] == fixed[10:]
+    mixed = order(Dataset.range(5).repeat(4).shuffle(20, seed=2))
+    assert Counter(mixed) == Counter(list(range(5)) * 4)
+    assert sorted(mixed[:5]) != list(range(5)), "a repeat before it mixes passes"
 
 
-def test_repeat_before_shuffle_mixes_passes() -> None:
-    got = order(Dataset.range(5).repeat(4).shuffle(20, seed=2))
-    assert Counter(got) == Counter(list(range(5)) * 4)
-    assert sorted(got[:5]) != list(range(5))
+def test_take_and_skip_of_one_fixed_order_divide_the_data() -> None:
+    for options in (Options(), Options(seed=3)):
+        mixed = Dataset.range(20).shuffle(20, reshuffle_each_iteration=False).with_options(options)
+        assert sorted(order(mixed.take(5)) + order(mixed.skip(5).batch(4).unbatch())) == list(range(20))
 
 
 def test_state_is_a_position_whatever_the_buffer_holds() -> None:
@@ -127,29 +119,27 @@ def _kept_order(size: int) -> Dataset:
     return Dataset.range(size).shuffle(size, reshuffle_each_iteration=False)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_the_seed_of_an_order_that_is_kept_is_part_of_the_state() -> None:
+    """The pipeline of another process, or one that a function makes anew, draws another seed."""
+    makers: list[Callable[[], Dataset]] = [
         lambda: _kept_order(30),
         lambda: _kept_order(30).take(20).repeat(3),
         lambda: Dataset.range(30).shuffle(4, reshuffle_each_iteration=False).repeat(2),
         lambda: Dataset.zip(_kept_order(30), _kept_order(30)).map(lambda one, other: 100 * one + other),
         lambda: Dataset.range(6).interleave(lambda _: _kept_order(10)),
         lambda: Dataset.range(6).map(lambda _: _kept_order(10)).flat_map(lambda inner: inner),
-    ],
-)
-def test_the_seed_of_an_order_that_is_kept_is_part_of_the_state(make: Callable[[], Dataset]) -> None:
-    """The pipeline of another process, or one that a function makes anew, draws another seed."""
-    first = make().as_numpy_iterator()
-    for _ in range(13):
-        next(first)
-    resumed = make().as_numpy_iterator()
-    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    again = json.loads(json.dumps(resumed.state_dict()))
-    rest = list(first)
-    assert list(resumed) == rest
-    resumed.load_state_dict(again)
-    assert list(resumed) == rest
+    ]
+    for number, make in enumerate(makers):
+        first = make().as_numpy_iterator()
+        for _ in range(13):
+            next(first)
+        resumed = make().as_numpy_iterator()
+        resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        again = json.loads(json.dumps(resumed.state_dict()))
+        rest = list(first)
+        assert list(resumed) == rest, f"maker {number}"
+        resumed.load_state_dict(again)
+        assert list(resumed) == rest, f"maker {number}"
 
 
 def test_a_state_without_the_seed_of_a_kept_order_is_one_of_this_dataset() -> None:
@@ -182,16 +172,10 @@ def test_indices_move_and_rows_are_read_behind() -> None:
     assert "gather(" in dataset.explain()
     assert "gather(" not in dataset.with_options(now).explain()
     assert same(collect(iterate(dataset)), collect(iterate(dataset.with_options(now))))
-
-
-def test_what_is_in_memory_is_not_sent_to_workers() -> None:
     lines = ROWS.shuffle(5).map(lambda row: row).explain().splitlines()
-    assert "  from_tensor_slices-0: in the consumer's thread" in lines
+    assert "  from_tensor_slices-0: in the consumer's thread" in lines, "what is in memory is not sent to workers"
     assert "  map-2: on the iterator's executor" in lines
-
-
-def test_nothing_is_gathered_where_only_numbers_move() -> None:
-    assert "gather(" not in Dataset.range(20).shuffle(5).explain()
+    assert "gather(" not in Dataset.range(20).shuffle(5).explain(), "only numbers move"
 
 
 def test_it_is_known_how_large_rows_of_numbers_are() -> None:

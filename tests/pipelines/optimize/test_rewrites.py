@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from typing import Any
@@ -21,6 +22,7 @@ from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.optimize.rewrites import REWRITES
 from raydist.pipelines.run.plan import make_plan
 from tests.contracts.op import check_op, collect, is_error, iterate, same
+from tests.pipelines.model import recorder
 from tests.pipelines.random_functions import jitter
 from tests.pipelines.random_pipelines import Pipeline, pipelines
 
@@ -80,25 +82,13 @@ def bad(x: np.int64) -> int:
     return 12 // int(x % 4 - 2)
 
 
-def test_the_function_is_called_for_one_shard() -> None:
+def test_a_shard_moves_before_functions_where_it_may() -> None:
     calls: list[int] = []
-
-    def note(x: np.int64) -> np.int64:
-        calls.append(int(x))
-        return x
-
-    dataset = Dataset.range(9).map(lambda x: x).map(note).shard(3, 1)
+    dataset = Dataset.range(9).map(lambda x: x).map(recorder(calls)).shard(3, 1)
     assert optimised_names(dataset) == ["range", "shard", "map", "map"]
     assert [int(x) for x in dataset] == calls == [1, 4, 7]
-
-
-def test_errors_stay_in_their_shards() -> None:
-    dataset = Dataset.range(12).map(bad).shard(2, 0)
-    items = assert_same(dataset, "shard_pushdown")
-    assert [type(item).__name__ for item in items] == ["int64", "tuple"] * 3
-
-
-def test_what_depends_on_numbers_of_elements_stays() -> None:
+    items = assert_same(Dataset.range(12).map(bad).shard(2, 0), "shard_pushdown")
+    assert [type(item).__name__ for item in items] == ["int64", "tuple"] * 3, "errors stay in their shards"
     in_order = Dataset.range(9).map(abs, num_parallel_calls=1)
     for dataset in (Dataset.range(9).map(noisy), in_order, Dataset.range(9).filter(lambda x: x > 3)):
         assert optimised_names(dataset.shard(2, 1))[-1] == "shard"
@@ -114,19 +104,17 @@ def test_operations_that_only_pick_move_indices() -> None:
     assert optimised_names(dataset, late_gather=False) == ["from_tensor_slices", "shuffle", "take", "map"]
     assert optimised_names(ROWS.prefetch(2).shuffle(3)) == ["from_tensor_slices", "prefetch", "shuffle"]
     assert_same(dataset, "late_gather")
-
-
-def test_rewritten_operations_keep_their_names() -> None:
     plan = make_plan(ROWS.skip(0).shuffle(3)._op, Options())
-    assert [plan.names[id(node)] for node in walk(plan.optimised)][1] == "shuffle-2"
+    assert [plan.names[id(node)] for node in walk(plan.optimised)][1] == "shuffle-2", "names are kept"
 
 
-@pytest.mark.parametrize("size", [7, 8, 100, UNKNOWN_CARDINALITY])
-@pytest.mark.parametrize("arguments", [(None, True), (3, True), (3, False)])
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_order_is_that_of_the_shuffle(size: int, arguments: tuple[int | None, bool], count: int) -> None:
-    dataset = Dataset.range(7).shuffle(size, *arguments).repeat(count).take(20)
-    assert len(assert_same(dataset, "shuffle_and_repeat_fusion")) == min(20, 7 * count)
+def test_the_order_is_that_of_the_shuffle() -> None:
+    of_seeds: list[tuple[int | None, bool]] = [(None, True), (3, True), (3, False)]
+    for size, arguments, count in itertools.product((7, 100, UNKNOWN_CARDINALITY), of_seeds, (0, 1, 3)):
+        dataset = Dataset.range(7).shuffle(size, *arguments).repeat(count).take(20)
+        found = assert_same(dataset, "shuffle_and_repeat_fusion")
+        assert len(found) == min(20, 7 * count), (size, arguments, count)
+    check_op(lambda: Dataset.range(6).shuffle(6, seed=1).repeat().map(lambda x: x + 1))
 
 
 def test_only_where_the_buffer_holds_all() -> None:
@@ -134,11 +122,6 @@ def test_only_where_the_buffer_holds_all() -> None:
     assert optimised_names(rows.shuffle(7).repeat()) == ["range", "shuffle_and_repeat", "gather"]
     assert optimised_names(rows.shuffle(6).repeat()) == ["range", "shuffle", "repeat", "gather"]
     assert "shuffle" in optimised_names(Dataset.range(9).filter(lambda x: x > 3).shuffle(9).repeat())
-
-
-def test_contract() -> None:
-    check_op(lambda: Dataset.range(6).shuffle(10).repeat(3))
-    check_op(lambda: Dataset.range(6).shuffle(6, seed=1).repeat().map(lambda x: x + 1))
 
 
 def test_maps_are_vectorised_where_it_is_asked_for() -> None:
@@ -152,33 +135,25 @@ def test_maps_are_vectorised_where_it_is_asked_for() -> None:
     assert_same(dataset, "map_vectorization")
 
 
-def test_blocks_of_threads_are_whole_batches() -> None:
+def test_maps_before_batches() -> None:
     seen: list[int] = []
-
-    def note(x: np.int64) -> np.int64:
-        seen.append(int(x))
-        return x
-
-    dataset = Dataset.range(100).map(note).batch(10)
+    dataset = Dataset.range(100).map(recorder(seen)).batch(10)
     op = plan_of(dataset, {}).optimised.inputs[0]
     assert isinstance(op, ElementwiseOp)
     assert op.rows_together == 10
     iterator = iterate(dataset, three_threads)
     next(iterator)
     assert sorted(seen) == list(range(len(seen)))
-    assert len(seen) % 10 == 0
+    assert len(seen) % 10 == 0, "blocks of threads are whole batches"
     iterator.close()
-
-
-def three_threads(options: Options) -> Executor:
-    return ThreadExecutor(3)
-
-
-def test_only_a_map_directly_before_a_batch() -> None:
     numbers = Dataset.range(9)
     assert rewrites_of(numbers.map(abs).batch(2)) == ("map_and_batch_fusion",)
     assert rewrites_of(numbers.map(abs).skip(1).batch(2)) == ()
     assert rewrites_of(numbers.batch(2).map(abs)) == ()
+
+
+def three_threads(options: Options) -> Executor:
+    return ThreadExecutor(3)
 
 
 def test_elements_errors_and_shapes_stay() -> None:
@@ -241,12 +216,6 @@ def test_all_settings_together(pipeline: Pipeline, flags: dict[str, bool], data:
     resumed.close()
 
 
-def test_explain_names_what_has_changed_the_graph() -> None:
-    numbers = Dataset.range(4)
-    text = Dataset.zip(numbers.take(-1), numbers).explain()
-    assert "as optimised (noop_elimination, common_subgraph_elimination):\n  zip-2: zip\n    range-0" in text
-
-
 def test_a_state_of_other_stages_is_refused() -> None:
     dataset = Dataset.range(9).map(abs).map(abs)
     state = iterate(with_flag(dataset, "map_fusion", False)).state_dict()
@@ -254,24 +223,22 @@ def test_a_state_of_other_stages_is_refused() -> None:
         iterate(dataset).load_state_dict(state)
 
 
-def some_fail(x: np.int64) -> float:
-    return 6 / int(x - 2)
-
-
 def test_a_dataset_that_is_zipped_with_itself_is_read_once() -> None:
     calls: list[int] = []
-
-    def note(x: np.int64) -> np.int64:
-        calls.append(int(x))
-        return x * 2
-
-    numbers = Dataset.range(4)
+    note, numbers = recorder(calls), Dataset.range(4)
     shared = numbers.map(note)
-    assert [tuple(map(int, pair)) for pair in Dataset.zip(shared, shared)] == [(0, 0), (2, 2), (4, 4), (6, 6)]
+    assert [tuple(map(int, pair)) for pair in Dataset.zip(shared, shared)] == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert calls == [0, 1, 2, 3]
     calls.clear()
     assert len(list(Dataset.zip(numbers.map(note), numbers.map(note)))) == 4
     assert calls == [0, 1, 2, 3], "two maps of one dataset by one function are one"
+    text = Dataset.zip(numbers.take(-1), numbers).explain()
+    assert "as optimised (noop_elimination, common_subgraph_elimination):\n  zip-2: zip\n    range-0" in text
+    shuffled = Dataset.range(9).shuffle(4).repeat(2)
+    dataset = Dataset.zip(shuffled, shuffled)
+    assert optimised_names(dataset) == ["range", "shuffle", "repeat", "zip"], "one shuffle has one order"
+    assert rewrites_of(dataset) == ("common_subgraph_elimination",)
+    assert len(assert_same(dataset, "common_subgraph_elimination")) == 18
 
 
 def test_both_parts_are_private() -> None:
@@ -298,11 +265,3 @@ def test_random_choices_and_functions_in_order_are_made_twice() -> None:
         assert "common_subgraph_elimination" not in rewrites_of(dataset)
     in_order = numbers.map(abs, num_parallel_calls=1)
     assert rewrites_of(Dataset.zip(in_order, in_order)) == ()
-
-
-def test_one_shuffle_at_two_places_has_one_order() -> None:
-    shuffled = Dataset.range(9).shuffle(4).repeat(2)
-    dataset = Dataset.zip(shuffled, shuffled)
-    assert optimised_names(dataset) == ["range", "shuffle", "repeat", "zip"]
-    assert rewrites_of(dataset) == ("common_subgraph_elimination",)
-    assert len(assert_same(dataset, "common_subgraph_elimination")) == 18

@@ -4,6 +4,7 @@ import contextlib
 import json
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,22 +51,17 @@ def test_the_drawn_seed_is_part_of_the_state() -> None:
     assert sorted(int(x) for x in head + rest) == list(range(50))
 
 
-def test_a_used_iterator_can_go_back() -> None:
-    iterator = iterate(Dataset.range(10).shuffle(4).prefetch(2))
+def test_a_used_iterator_can_go_back_and_another_kind_may_follow() -> None:
+    dataset = Dataset.range(10).shuffle(4, seed=1).prefetch(2)
+    iterator = dataset.as_numpy_iterator()
     state = iterator.state_dict()
     elements = collect(iterator)
     iterator.load_state_dict(state)
     assert collect(iterator) == elements
-    iterator.close()
-
-
-def test_torch_and_numpy_iterators_share_states() -> None:
-    dataset = Dataset.range(5)
-    numpy_iterator = dataset.as_numpy_iterator()
-    next(numpy_iterator)
     torch_iterator = iter(dataset)
-    torch_iterator.load_state_dict(numpy_iterator.state_dict())
-    assert [int(x) for x in torch_iterator] == [1, 2, 3, 4]
+    torch_iterator.load_state_dict(state)
+    assert [int(x) for x in torch_iterator] == elements
+    iterator.close()
 
 
 def test_ctrl_c_in_a_function_loses_no_element() -> None:
@@ -89,14 +85,16 @@ def slow_identity(x: np.int64) -> np.int64:
 
 
 @pytest.mark.usefixtures("quick_switches")
-@pytest.mark.parametrize("name", ["plain", "mapped", "prefetched", "threads"])
-def test_threads_that_share_an_iterator_get_each_element_once(name: str) -> None:
-    dataset = {
-        "plain": Dataset.range(3000),
-        "mapped": Dataset.range(1000).map(slow_identity),
-        "prefetched": Dataset.range(1000).shuffle(10).map(slow_identity).prefetch(3),
-        "threads": Dataset.range(1000).map(slow_identity, num_parallel_calls=3),
-    }[name]
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Dataset.range(3000),
+        Dataset.range(1000).map(slow_identity),
+        Dataset.range(1000).shuffle(10).map(slow_identity).prefetch(3),
+        Dataset.range(1000).map(slow_identity, num_parallel_calls=3),
+    ],
+)
+def test_threads_that_share_an_iterator_get_each_element_once(dataset: Dataset) -> None:
     iterator = dataset.as_numpy_iterator()
     found: list[int] = []
     in_threads(8, lambda: found.extend(map(int, iterator)))
@@ -143,18 +141,17 @@ def test_a_state_saved_beside_other_threads_is_one_between_two_elements() -> Non
 
 @pytest.mark.usefixtures("quick_switches")
 def test_closing_beside_other_threads_ends_their_iteration() -> None:
+    def read(iterator: Any, found: list[int]) -> None:
+        with contextlib.suppress(FailedPreconditionError):
+            for x in iterator:
+                found.append(int(x))
+                if len(found) > 50:
+                    iterator.close()
+
     for _ in range(10):
         iterator = Dataset.range(100_000).map(slow_identity).prefetch(2).as_numpy_iterator()
         found: list[int] = []
-
-        def read() -> None:
-            with contextlib.suppress(FailedPreconditionError):
-                for x in iterator:  # noqa: B023 - the threads end in this turn
-                    found.append(int(x))  # noqa: B023
-                    if len(found) > 50:  # noqa: B023
-                        iterator.close()  # noqa: B023
-
-        in_threads(4, read)
+        in_threads(4, partial(read, iterator, found))
         assert len(found) == len(set(found)) < 100_000
         with pytest.raises(FailedPreconditionError, match="closed"):
             next(iterator)
@@ -189,23 +186,32 @@ def test_closing_does_not_wait_for_an_element_that_never_comes(monkeypatch: pyte
         next(iterator)
 
 
-@pytest.mark.parametrize("error", [Departure("left"), Mute(1, 2)])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_any_error_of_an_element_is_raised_at_its_place_and_the_iterator_goes_on(
-    error: BaseException, threads: int
-) -> None:
-    def fail(x: Any) -> Any:
-        if x == 2:
-            raise error
-        return x
+def test_any_error_of_an_element_is_raised_at_its_place_and_the_iterator_goes_on() -> None:
+    for threads in (1, 3):
+        for error in (Departure("left"), Mute(1, 2)):
 
-    iterator = iter(Dataset.range(5).map(fail, num_parallel_calls=threads))
-    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
-    with pytest.raises(type(error)) as caught:
-        next(iterator)
-    assert caught.value is error
-    assert "element 2 of its input." in "".join(error.__notes__)
-    assert [int(x) for x in iterator] == [3, 4]
+            def fail(x: Any, error: BaseException = error) -> Any:
+                if x == 2:
+                    raise error
+                return x
+
+            iterator = iter(Dataset.range(5).map(fail, num_parallel_calls=threads))
+            assert [int(next(iterator)) for _ in range(2)] == [0, 1]
+            with pytest.raises(type(error)) as caught:
+                next(iterator)
+            assert caught.value is error
+            assert "element 2 of its input." in "".join(error.__notes__)
+            assert [int(x) for x in iterator] == [3, 4]
+
+    def leaving() -> Any:
+        yield 1
+        raise Departure("left")
+
+    generator = iter(Dataset.from_generator(leaving, output_signature=TensorSpec((), np.int64)))
+    assert int(next(generator)) == 1
+    with pytest.raises(Departure, match="left"):
+        next(generator)
+    assert list(generator) == [], "a generator that leaves has ended"
 
 
 @pytest.mark.parametrize("width", [1, 50_000])
@@ -255,15 +261,3 @@ def test_ctrl_c_while_elements_are_converted_loses_none(monkeypatch: pytest.Monk
             continue
         break
     assert got == list(range(50))
-
-
-def test_a_generator_that_leaves_with_any_error_has_ended() -> None:
-    def leaving() -> Any:
-        yield 1
-        raise Departure("left")
-
-    iterator = iter(Dataset.from_generator(leaving, output_signature=TensorSpec((), np.int64)))
-    assert int(next(iterator)) == 1
-    with pytest.raises(Departure, match="left"):
-        next(iterator)
-    assert list(iterator) == []

@@ -16,9 +16,7 @@ from raydist.pipelines.engine.build import build, chain_of, fuse, name_operation
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op import IterContext, merged_options
 from raydist.pipelines.engine.probe import probe_spec
-from raydist.pipelines.ops.selection import TakeOp
 from raydist.pipelines.run.plan import make_nested_plan, make_plan
-from raydist.pipelines.sources.range import RangeOp
 
 
 def test_a_dataset_inside_a_function_is_not_read_ahead() -> None:
@@ -52,18 +50,6 @@ def test_a_graph_can_be_run_as_it_is_written() -> None:
     iterator.close()
 
 
-OP = TakeOp(RangeOp(0, 3), 2)
-
-
-def test_keys_name_the_operation_or_the_seed_alone() -> None:
-    ctx = IterContext(5, (0,), Options(), InlineExecutor(), name_operations(OP), build, plan_as_written)
-    assert ctx.key(OP).operation == "take-1"
-    assert ctx.key(OP).seed == 5
-    assert (ctx.key(OP, 7).seed, ctx.key(OP, 7).operation) == (7, "take")
-    assert ctx.inner_epoch(3).key(OP).epoch == (0, 3)
-    assert ctx.inner_epoch(3).key(OP, every_epoch=False).epoch == ()
-
-
 def test_operations_win_over_inputs_and_later_inputs_over_earlier() -> None:
     first = Dataset.range(2).with_options(Options(seed=1, num_input_workers=2))
     second = Dataset.range(2).with_options(Options(seed=2))
@@ -73,20 +59,10 @@ def test_operations_win_over_inputs_and_later_inputs_over_earlier() -> None:
     assert merged_options(Dataset.range(2)._op) == Options()
 
 
-def test_the_first_element_tells() -> None:
-    assert probe_spec(Dataset.range(3).map(lambda x: {"a": x, "b": "t"})._op) == {
-        "a": TensorSpec((), "int64"),
-        "b": TensorSpec((), "U"),
-    }
-
-
 def test_no_first_element() -> None:
     empty = Dataset.range(3).filter(lambda x: False).map(abs)
     with pytest.raises(FailedPreconditionError, match=r"map\(abs\) is found by running it.*output_spec="):
         probe_spec(empty._op)
-
-
-def test_the_functions_own_error_comes_out() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         probe_spec(Dataset.range(3).map(lambda x: 1 // int(x))._op)
     assert "element 0 of its input" in caught.value.__notes__[0]
@@ -97,27 +73,26 @@ def test_dimensions_in_which_the_first_three_differ_are_none() -> None:
 
     def grow(x: np.int64) -> dict[str, Any]:
         calls.append(int(x))
-        return {"rows": np.zeros((2, x)), "same": np.zeros(3), "rank": np.zeros((1,) * int(x))}
+        return {"rows": np.zeros((2, x)), "same": np.zeros(3), "rank": np.zeros((1,) * int(x)), "text": "t"}
 
     dataset = Dataset.range(9).map(grow)
     assert dataset.element_spec == {
         "rows": TensorSpec((2, None), "float64"),
         "same": TensorSpec((3,), "float64"),
         "rank": TensorSpec(None, "float64"),
+        "text": TensorSpec((), "U"),
     }
     assert calls == [0, 1, 2]
     assert dataset.batch(1).element_spec["rows"] == TensorSpec((None, 2, None), "float64")
 
-
-def test_later_elements_may_differ_and_fail() -> None:
     def odd(x: np.int64) -> Any:
         if x == 2:
             raise ValueError("only two")
         return np.zeros(3 if x < 5 else 7)
 
-    dataset = Dataset.range(8).map(odd)
-    assert dataset.element_spec == TensorSpec((3,), "float64")
-    assert [len(x) for x in dataset.ignore_errors()] == [3, 3, 3, 3, 7, 7, 7]
+    later = Dataset.range(8).map(odd)
+    assert later.element_spec == TensorSpec((3,), "float64")
+    assert [len(x) for x in later.ignore_errors()] == [3, 3, 3, 3, 7, 7, 7], "later elements may differ and fail"
     mixed = Dataset.range(3).map(lambda x: np.zeros(2) if x < 2 else "text")
     assert mixed.element_spec == TensorSpec((2,), "float64")
 
@@ -147,20 +122,15 @@ def stages(dataset: Dataset, **flags: bool) -> list[list[str]]:
 
 
 def test_neighbours_are_fused() -> None:
-    dataset = Dataset.range(9).map(abs).filter(lambda x: True).map(abs)
+    numbers = Dataset.range(9)
+    dataset = numbers.map(abs).filter(lambda x: True).map(abs)
     assert stages(dataset) == [["map-1", "filter-2", "map-3"]]
     assert stages(dataset, map_fusion=False) == [["map-1"], ["filter-2"], ["map-3"]]
     assert stages(dataset.map(abs), filter_fusion=False) == [["map-1"], ["filter-2"], ["map-3", "map-4"]]
-
-
-def test_random_functions_behind_a_filter_start_a_stage() -> None:
-    assert stages(Dataset.range(9).map(noisy).map(noisy)) == [["map-1", "map-2"]]
-    assert stages(Dataset.range(9).filter(lambda x: True).map(noisy)) == [["filter-1"], ["map-2"]]
-
-
-def test_another_parallelism_starts_a_stage() -> None:
-    dataset = Dataset.range(9).map(abs).map(abs, num_parallel_calls=2).map(abs, num_parallel_calls=1)
-    assert stages(dataset) == [["map-1"], ["map-2"], ["map-3"]]
+    assert stages(numbers.map(noisy).map(noisy)) == [["map-1", "map-2"]]
+    assert stages(numbers.filter(lambda x: True).map(noisy)) == [["filter-1"], ["map-2"]], "random, behind a filter"
+    of_other_parallelism = numbers.map(abs).map(abs, num_parallel_calls=2).map(abs, num_parallel_calls=1)
+    assert stages(of_other_parallelism) == [["map-1"], ["map-2"], ["map-3"]]
 
 
 def test_the_three_views() -> None:
@@ -178,15 +148,13 @@ def test_the_three_views() -> None:
     assert "  map-4: on up to 4 threads or workers" in stages
 
 
-@pytest.mark.parametrize(
-    ("options", "left_open", "three"),
-    [
-        (Options(), "on the iterator's executor", "on up to 3 threads or workers"),
-        (Options(num_input_workers=1), "on 1 input worker", "on 1 input worker, up to 3 blocks at a time"),
-        (Options(num_input_workers=4), "on 4 input workers", "on 4 input workers, up to 3 blocks at a time"),
-    ],
-)
-def test_where_stages_will_run_with_these_options(options: Options, left_open: str, three: str) -> None:
+def test_where_stages_will_run_with_these_options() -> None:
     ds = Dataset.range(9).map(lambda x: x, num_parallel_calls=1).map(lambda x: x).map(lambda x: x, 3)
-    stages = ds.with_options(options).explain().partition("stages:\n")[2].splitlines()
-    assert stages[1:4] == ["  map-1: in the consumer's thread", f"  map-2: {left_open}", f"  map-3: {three}"]
+    for workers, left_open, three in (
+        (0, "on the iterator's executor", "on up to 3 threads or workers"),
+        (1, "on 1 input worker", "on 1 input worker, up to 3 blocks at a time"),
+        (4, "on 4 input workers", "on 4 input workers, up to 3 blocks at a time"),
+    ):
+        options = Options(num_input_workers=workers) if workers else Options()
+        lines = ds.with_options(options).explain().partition("stages:\n")[2].splitlines()
+        assert lines[1:4] == ["  map-1: in the consumer's thread", f"  map-2: {left_open}", f"  map-3: {three}"]

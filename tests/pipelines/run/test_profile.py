@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,6 +22,7 @@ from raydist.pipelines.metering.stats import PipelineStats, summarise
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.profile import draw, render_page, run_profile
 from raydist.pipelines.sources.range import RangeOp
+from tests.pipelines.refusals import check_refused
 
 
 def rows_of(trace: Path) -> dict[str, set[str]]:
@@ -50,21 +53,23 @@ def test_page_trace_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_short_epochs_follow_each_other(tmp_path: Path) -> None:
-    dataset = Dataset.range(10)
-    profile = dataset.profile(0.1, tmp_path / "p.html")
-    assert profile.epochs > 1
-    assert "before the time was over" in str(profile)
-    assert [stage.name for stage in profile.stats.stages] == ["range-0"]
-    assert profile.stats.elements > 10
-
-
-def test_later_epochs_are_what_they_would_have_been(tmp_path: Path) -> None:
     def epochs(dataset: Dataset) -> list[list[int]]:
         return [[int(x) for x in dataset] for _ in range(2)]
 
-    plain, profiled = (Dataset.range(20).shuffle(20).with_options(Options(seed=3)) for _ in range(2))
-    profiled.profile(0.05, tmp_path / "p.html")
-    assert epochs(profiled) == epochs(plain)
+    def bad(x: int) -> int:
+        return 6 // (int(x) - 3)
+
+    plain, profiled = (Dataset.range(20).map(bad).shuffle(20, seed=3).ignore_errors() for _ in range(2))
+    profile = profiled.profile(0.1, tmp_path / "p.html")
+    assert profile.epochs > 1
+    assert "before the time was over" in str(profile)
+    assert [stage.name for stage in profile.stats.stages] == ["range-0", "map-1", "shuffle-2", "ignore_errors-3"]
+    assert profile.stats.stages[1].errors > 0
+    assert profile.stats.elements > 20
+    assert epochs(profiled) == epochs(plain), "later epochs are what they would have been"
+    iterator = plain.as_numpy_iterator()
+    next(iterator)
+    assert iterator.meters.meter("range-0", owner=("RangeOp",)).events is None, "nothing is recorded otherwise"
 
 
 def test_the_start_is_told_and_left_out(tmp_path: Path) -> None:
@@ -88,14 +93,6 @@ def test_an_empty_dataset_ends_at_once(tmp_path: Path) -> None:
     assert "No element was handed out." in str(profile)
 
 
-def test_errors_of_elements_are_counted(tmp_path: Path) -> None:
-    def fail(x: int) -> int:
-        raise ValueError(x)
-
-    profile = Dataset.range(3).map(fail).profile(0.05, tmp_path / "p.html")
-    assert next(stage for stage in profile.stats.stages if stage.name == "map-1").errors > 0
-
-
 def test_what_cannot_be_opened_is_raised(tmp_path: Path) -> None:
     def refuse(block: Block) -> list[Any]:
         raise OSError("no")
@@ -108,18 +105,15 @@ def test_what_cannot_be_opened_is_raised(tmp_path: Path) -> None:
         run_profile(open_epoch, title="x", seconds=60.0, path=tmp_path / "p.html")
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), "5"])
-def test_seconds_must_be_a_time(seconds: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="finite number of seconds > 0, got"):
-        Dataset.range(1).profile(seconds)
-
-
-def test_the_path_is_checked_before_anything_runs(tmp_path: Path) -> None:
+def test_arguments_are_checked_before_anything_runs(tmp_path: Path) -> None:
     dataset = Dataset.range(1)
-    with pytest.raises(InvalidArgumentError, match="must name an .html file, got"):
-        dataset.profile(1.0, tmp_path)
-    with pytest.raises(InvalidArgumentError, match="directory that exists, got"):
-        dataset.profile(1.0, tmp_path / "no" / "p.html")
+    wrong: list[Any] = [0, -1.0, float("inf"), float("nan"), "5"]
+    cases: list[tuple[Callable[[], object], str]] = [
+        *((partial(dataset.profile, seconds), "finite number of seconds > 0, got") for seconds in wrong),
+        (lambda: dataset.profile(1.0, tmp_path), "must name an .html file, got"),
+        (lambda: dataset.profile(1.0, tmp_path / "no" / "p.html"), "directory that exists, got"),
+    ]
+    check_refused(InvalidArgumentError, cases)
     assert dataset.stats().stages == ()
 
 
@@ -133,12 +127,6 @@ def test_input_workers_have_rows_of_their_own(ray_cluster: object, tmp_path: Pat
     workers = [stages for name, stages in rows_of(profile.trace_path).items() if "worker" in name]
     assert workers
     assert all(stages == {"map-1"} for stages in workers)
-
-
-def test_nothing_is_recorded_otherwise() -> None:
-    iterator = Dataset.range(10).as_numpy_iterator()
-    list(iterator)
-    assert iterator.meters.meter("range-0", owner=("RangeOp",)).events is None
 
 
 READINGS = (
@@ -162,37 +150,24 @@ def seen(page: ElementTree.Element) -> list[str]:
     return [text for text in page[1].itertext() if text.strip()]
 
 
-@pytest.fixture
-def page() -> ElementTree.Element:
-    return parsed(render_page(STATS, title="Profile of <Dataset>", notes=["Two <epochs>."]))
-
-
-def test_text_is_escaped_and_shown(page: ElementTree.Element) -> None:
+def test_the_page() -> None:
+    source = render_page(STATS, title="Profile of <Dataset>", notes=["Two <epochs>."])
+    page = parsed(source)
     decision = "map-1: 1 -> 2 threads <because> it was busy"
     texts = ["Profile of <Dataset>", "Two <epochs>.", STATS.headline, decision, "map(a.py:3 <lambda>)"]
-    assert {*texts, "▲ Bottleneck: ", "▲ map-1"} <= set(seen(page))
-
-
-def test_the_table_has_a_row_for_each_stage(page: ElementTree.Element) -> None:
+    assert {*texts, "▲ Bottleneck: ", "▲ map-1"} <= set(seen(page)), "text is escaped"
     head, *rows = [["".join(cell.itertext()) for cell in row] for row in page.iter("tr")]
     assert head == ["stage", "where", "elements/s", "MB/s", "busy", "CPU", "queue", "errors", "waits for"]
     assert rows[0] == ["range-0range(9)", "inline", "500 k", "2.0", "12 %", "", "", "", "map-1 (88 %)"]
     assert rows[1][4:8] == ["75 %", "50 %", "", "7"]
     assert rows[2][6] == "75 %"
     assert [row.get("class") for row in page.iter("tr")] == [None, None, "marked", None], "the bottleneck"
-
-
-def test_the_page_needs_nothing_else(page: ElementTree.Element) -> None:
     names = {name for node in page.iter() for name, _ in node.items()}
-    assert not names & {"src", "href", "srcset", "data", "onclick", "onload"}
-    text = render_page(STATS, title="x")
-    assert not re.search(r"http|@import|url\((?!#)", text)
-
-
-def test_a_page_of_nothing() -> None:
-    texts = seen(parsed(render_page(PipelineStats(), title="x")))
-    assert "Nothing was changed while it ran." in texts
-    assert not any("Bottleneck" in text for text in texts)
+    assert not names & {"src", "href", "srcset", "data", "onclick", "onload"}, "the page needs nothing else"
+    assert not re.search(r"http|@import|url\((?!#)", source)
+    nothing = seen(parsed(render_page(PipelineStats(), title="x")))
+    assert "Nothing was changed while it ran." in nothing
+    assert not any("Bottleneck" in text for text in nothing)
 
 
 SOURCE = Reading("range-0", "range(9)", kind="source", elements=9, busy_s=1.0)

@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,24 +18,21 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.saved_state import counts_in, require_state, state_errors, texts_in
 from raydist.pipelines.run.joined_states import join_states, join_workers, split_state, split_workers
+from tests.pipelines.refusals import check_refused
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
+def test_states() -> None:
+    good: list[Any] = [
         {},
         {"seed": -5, "at": {"next": 0, "names": ["a"], "ended": False, "none": None}, "skip": (1 << 63) - 1},
         {"at": {"left": -1}},
         {"orders": {"map-1": [0, [[1, 2]], 0, [[-1, 1]]]}},
-    ],
-)
-def test_states(state: Any) -> None:
-    assert require_state(state) is state
-
-
-@pytest.mark.parametrize(
-    ("state", "where"),
-    [
+    ]
+    for state in good:
+        assert require_state(state) is state
+    endless: dict[str, Any] = {}
+    endless["at"] = endless
+    wrong: list[tuple[Any, str]] = [
         ({"skip": -1}, r"\['skip'\] must be from 0"),
         ({"at": {"left": -2}}, r"\['left'\] must be from -1"),
         (None, "the state must be a dict, got None"),
@@ -46,26 +44,17 @@ def test_states(state: Any) -> None:
         ({"skip": float("nan")}, "got nan"),
         ({"at": {1: 2}}, r"\['at'\] must have keys of text, got 1"),
         ({"at": b"x"}, "got b'x'"),
-    ],
-)
-def test_what_is_no_state(state: Any, where: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=where):
-        require_state(state)
+        (endless, "deep"),
+    ]
+    check_refused(InvalidArgumentError, [(partial(require_state, state), where) for state, where in wrong])
 
 
-def test_a_state_without_end() -> None:
-    state: dict[str, Any] = {}
-    state["at"] = state
-    with pytest.raises(rd.InvalidArgumentError, match="deep"):
-        require_state(state)
-
-
-@pytest.mark.parametrize(("convert", "value"), [(counts_in, 1), (texts_in, "a")])
-def test_values_of_one_kind(convert: Any, value: Any) -> None:
-    assert convert([value, value], 2) == (value, value)
-    for wrong in ([value], [value, None], "ab", None, {0: value, 1: value}):
-        with pytest.raises(ValueError, match="2 values"):
-            convert(wrong, 2)
+def test_values_of_one_kind() -> None:
+    converters: list[tuple[Any, Any]] = [(counts_in, 1), (texts_in, "a")]
+    for convert, value in converters:
+        assert convert([value, value], 2) == (value, value)
+        wrong: list[Any] = [[value], [value, None], "ab", None, {0: value, 1: value}]
+        check_refused(ValueError, [(partial(convert, values, 2), "2 values") for values in wrong])
 
 
 def test_errors_of_other_people_stay_what_they_are() -> None:
@@ -111,30 +100,23 @@ def shuffled(**settings: Any) -> Dataset:
     return Dataset.range(10).shuffle(**{"buffer_size": 4, "seed": 1, **settings}).repeat(2)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "other", "difference"),
-    [
+def test_the_state_of_another_order_is_refused() -> None:
+    """Elements would be missed, and others come twice."""
+    table: list[tuple[Callable[..., Dataset], dict[str, Any], str]] = [
         (shuffled, {"seed": 2}, "shuffle-1 had .*seed=1, .* and has .*seed=2, .* now"),
         (shuffled, {"buffer_size": 5}, "had buffer_size=4, .* and has buffer_size=5,"),
         (shuffled, {"reshuffle_each_iteration": False}, "had .* reshuffle=True and has .* reshuffle=False now"),
         (interleaved, {"cycle_length": 3}, "interleave-1 had cycle_length=2, .* and has cycle_length=3,"),
         (interleaved, {"block_length": 2}, "had .* block_length=1 and has .* block_length=2 now"),
-    ],
-)
-def test_the_state_of_another_order_is_refused(
-    dataset: Callable[..., Dataset], other: dict[str, Any], difference: str
-) -> None:
-    """Elements would be missed, and others come twice."""
-    saved = dataset().as_numpy_iterator()
-    next(saved)
-    state = json.loads(json.dumps(saved.state_dict()))
-    rest = [int(x) for x in saved]
-    changed = dataset(**other).as_numpy_iterator()
-    with pytest.raises(InvalidArgumentError, match=difference):
-        changed.load_state_dict(state)
-    assert len(list(changed)) == len(rest) + 1, "it is as it was"
-    state.pop("settings")  # of a state that was saved before they were part of it
-    dataset(**other).as_numpy_iterator().load_state_dict(state)
+    ]
+    for dataset, other, difference in table:
+        state = saved(dataset(), 1)
+        changed = dataset(**other).as_numpy_iterator()
+        with pytest.raises(InvalidArgumentError, match=difference):
+            changed.load_state_dict(state)
+        assert len(list(changed)) == len(list(dataset())), "it is as it was"
+        state.pop("settings")  # of a state that was saved before they were part of it
+        dataset(**other).as_numpy_iterator().load_state_dict(state)
 
 
 states = st.fixed_dictionaries({"seed": st.integers(0, 1), "at": st.integers(0, 2)}, optional={"dealt": st.just([1])})
@@ -158,24 +140,17 @@ def test_workers_come_apart_whatever_their_number_of_pipelines(parts: list[dict[
     ]
 
 
-def test_what_is_shared_is_said_once() -> None:
-    assert join_states([{"seed": 1, "at": 2}] * 50) == {"seed": 1, "at": 2, "inputs": [{}] * 50}
-
-
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
+def test_joined_states() -> None:
+    assert join_states([{"seed": 1, "at": 2}] * 50) == {"seed": 1, "at": 2, "inputs": [{}] * 50}, "said once"
+    wrong: list[tuple[Any, str]] = [
         ({"inputs": [{}, {}]}, "it is of 2, and there are 3 now"),
         ({"at": 1}, "it is of 1, and there are 3 now"),
         ({"inputs": [{}, {}, 3]}, "must be a dict"),
         ({"inputs": "abc"}, "must be a list, got 'abc'"),
         ({"inputs": 3}, "must be a list, got 3"),
         ([], "must be a dict"),
-    ],
-)
-def test_states_that_do_not_fit(state: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        split_workers(state, 3, 1)
+    ]
+    check_refused(InvalidArgumentError, [(partial(split_workers, state, 3, 1), message) for state, message in wrong])
 
 
 def chain(count: int) -> Dataset:
@@ -185,41 +160,27 @@ def chain(count: int) -> Dataset:
     return dataset
 
 
-def test_as_many_as_may_follow_each_other_work() -> None:
+def test_so_many_operations_may_follow_each_other() -> None:
     dataset = chain(200)
-    assert dataset._op.chain_length == 200
-    assert [int(x) for x in dataset] == [0, 1, 2]
     assert pickle.loads(pickle.dumps(dataset))._op.chain_length == 200
-    iterator = iter(dataset)
-    next(iterator)
     resumed = iter(dataset)
-    resumed.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+    resumed.load_state_dict(saved(dataset, 1))
     assert [int(x) for x in resumed] == [1, 2]
     assert "take-199" in dataset.explain()
-
-
-def test_one_more_says_how_many_may() -> None:
     most = sys.getrecursionlimit() // 4
     with pytest.raises(InvalidArgumentError, match=rf"at most {most} operations in a row.*got {most + 1} up to take"):
         chain(800)
     assert chain(most)._op.chain_length == most
-    parts = [Dataset.range(1).map(lambda x: x) for _ in range(300)]
+    parts = [Dataset.range(1) for _ in range(512)]
     with pytest.raises(InvalidArgumentError, match="concatenate parts in pairs"):
         Dataset.range(0).apply(lambda ds: [ds := ds.concatenate(part) for part in parts][-1])
-
-
-def test_what_stands_side_by_side_is_not_counted() -> None:
-    parts = [Dataset.range(1) for _ in range(512)]
     while len(parts) > 1:
         parts = [first.concatenate(second) for first, second in zip(parts[::2], parts[1::2], strict=True)]
-    assert parts[0]._op.chain_length == 10
+    assert parts[0]._op.chain_length == 10, "what stands side by side is not counted"
     assert len(list(parts[0])) == 512
-
-
-def test_an_operation_that_needs_more_of_the_stack_says_so() -> None:
-    dataset = Dataset.range(3)
+    deep = Dataset.range(3)
     for _ in range(200):
-        dataset = dataset.interleave(lambda x: Dataset.from_tensors(x))
+        deep = deep.interleave(lambda x: Dataset.from_tensors(x))
     with pytest.raises(RecursionError) as caught:
-        list(dataset)
+        list(deep)
     assert any("201 operations follow each other" in note for note in caught.value.__notes__)

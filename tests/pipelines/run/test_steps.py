@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, SplitRule, balanced, cut_batch, deal, per_batch
 from raydist.pipelines.run.steps import DealtElements, Element, GlobalBatches, StepSource, WorkerBatches, element_views
+from tests.pipelines.refusals import check_refused
 
 PAIR = flatten((0, 1))[1]
 rows_counts = st.integers(0, 40)
@@ -33,17 +36,11 @@ def test_per_batch_follows_the_table() -> None:
     assert {(rows, replicas): per_batch(rows, replicas) for rows, replicas in table} == table
 
 
-@given(rows=rows_counts, replicas=replica_counts, step=st.integers(0, 1000))
-def test_balanced_sizes_differ_by_one_and_add_up(rows: int, replicas: int, step: int) -> None:
-    sizes = balanced(rows, replicas, step)
-    assert sum(sizes) == rows
-    assert max(sizes) - min(sizes) <= 1
-
-
 @given(rows=rows_counts, replicas=replica_counts)
 def test_balanced_gives_every_replica_the_same_over_a_round(rows: int, replicas: int) -> None:
-    totals = np.sum([balanced(rows, replicas, step) for step in range(replicas)], axis=0)
-    assert set(totals.tolist()) == {rows}
+    steps = [balanced(rows, replicas, step) for step in range(replicas)]
+    assert all(sum(sizes) == rows and max(sizes) - min(sizes) <= 1 for sizes in steps)
+    assert set(np.sum(steps, axis=0).tolist()) == {rows}
 
 
 @given(rows=rows_counts, replicas=replica_counts, rule=rules, step=st.integers(0, 9))
@@ -55,31 +52,29 @@ def test_pieces_put_together_are_the_batch(rows: int, replicas: int, rule: Split
         joined = np.concatenate([cut.columns[index] for cut in cuts])
         assert joined.dtype == leaf.dtype
         np.testing.assert_array_equal(joined, leaf)
-    assert [cut.num_rows for cut in cuts] == [len(cut.columns[0]) for cut in cuts]
-
-
-@given(rows=st.integers(1, 40), replicas=replica_counts, rule=rules)
-def test_a_replica_without_rows_has_up_to_two_rows_to_stand_in(rows: int, replicas: int, rule: SplitRule) -> None:
-    batch = np.arange(rows, dtype=np.float32)
-    for cut in cut_batch([batch], num_replicas=replicas, rule=rule, step=0)[0]:
-        if cut.num_rows:
-            assert cut.padding is None
-        else:
+    for cut in cuts:
+        assert cut.num_rows == len(cut.columns[0])
+        if cut.num_rows or not rows:
+            assert rows == 0 or cut.padding is None
+        else:  # a replica without rows has up to two rows to stand in
             assert cut.padding is not None
-            np.testing.assert_array_equal(cut.padding[0], batch[:2])
+            np.testing.assert_array_equal(cut.padding[0], batch[0][:2])
 
 
-def test_leaves_of_different_lengths_are_named_with_what_to_do() -> None:
-    batch = [np.arange(4), np.arange(6)]
-    with pytest.raises(InvalidArgumentError, match=r"equally many rows.*'0': 4, '1': 6.*rd\.Replicated.*collate"):
-        cut_batch(batch, num_replicas=2, rule="per_batch", step=0, structure=PAIR)
-    with pytest.raises(InvalidArgumentError, match="equally many rows"):
-        deal([batch], PAIR)
+def test_what_cannot_be_cut() -> None:
+    def cut(*batch: Any) -> object:
+        return cut_batch(batch, num_replicas=2, rule="per_batch", step=0, structure=PAIR if len(batch) == 2 else None)
 
-
-def test_a_batch_needs_a_leaf_with_rows() -> None:
-    with pytest.raises(InvalidArgumentError, match="beside those marked with rd.Replicated"):
-        cut_batch([WholeLeaf(np.arange(4))], num_replicas=2, rule="per_batch", step=0)
+    lengths = np.arange(4), np.arange(6)
+    leaves: list[Any] = [np.int64(3), b"text", "text", np.array(1.0)]
+    cases: list[tuple[Callable[[], object], str]] = [
+        (partial(cut, *lengths), r"equally many rows.*'0': 4, '1': 6.*rd\.Replicated.*collate"),
+        (lambda: deal([lengths], PAIR), "equally many rows"),
+        (lambda: cut(WholeLeaf(np.arange(4))), "beside those marked with rd.Replicated"),
+        (lambda: deal([[np.arange(3), np.int64(7)], None], PAIR), "got a scalar '1'"),
+        *((partial(cut, np.arange(3), leaf), r"'1'.*Call the `batch` method") for leaf in leaves),
+    ]
+    check_refused(InvalidArgumentError, cases)
 
 
 def test_what_is_replicated_goes_whole_to_every_replica() -> None:
@@ -92,12 +87,6 @@ def test_what_is_replicated_goes_whole_to_every_replica() -> None:
     assert cuts[3].padding[1].item().value.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("leaf", [np.int64(3), b"text", "text", np.array(1.0)])
-def test_an_unbatched_element_says_to_call_batch(leaf: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"'1'.*Call the `batch` method"):
-        cut_batch([np.arange(3), leaf], num_replicas=2, rule="per_batch", step=0, structure=PAIR)
-
-
 def test_deal_gives_no_rows_to_replicas_without_an_element() -> None:
     cuts, _ = deal([None, [np.ones((3, 2), np.float32)], None])
     assert [cut.num_rows for cut in cuts] == [0, 3, 0]
@@ -105,18 +94,10 @@ def test_deal_gives_no_rows_to_replicas_without_an_element() -> None:
     assert cuts[2].columns[0].dtype == np.float32
     assert cuts[0].padding is not None
     assert cuts[0].padding[0].shape == (2, 2)
-
-
-def test_deal_takes_scalars() -> None:
-    cuts, _ = deal([[np.int64(7), b"a\0"], None], PAIR)
-    assert [cut.num_rows for cut in cuts] == [1, 0]
-    assert cuts[0].columns[1][()] == b"a\0"
-    assert [column.shape for column in cuts[1].columns] == [(0,), (0,)]
-
-
-def test_a_dealt_element_of_scalars_and_rows_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="got a scalar '1'"):
-        deal([[np.arange(3), np.int64(7)], None], PAIR)
+    scalars, _ = deal([[np.int64(7), b"a\0"], None], PAIR)
+    assert [cut.num_rows for cut in scalars] == [1, 0]
+    assert scalars[0].columns[1][()] == b"a\0"
+    assert [column.shape for column in scalars[1].columns] == [(0,), (0,)]
 
 
 def boxes(cut: Cut) -> list[Any]:
@@ -154,8 +135,8 @@ def test_what_a_collate_function_returns_is_a_nest_as_far_as_replicas_agree() ->
     assert str(cut_batch([whole], num_replicas=2, rule="per_batch", step=0)[1]) == "*"
 
 
-def iterator(dataset: Dataset, seed: int = 0) -> DatasetIterator[Element]:
-    return DatasetIterator(dataset._op, options=dataset.options(), seed=seed, epoch=0, convert=element_views)
+def iterator(dataset: Dataset) -> DatasetIterator[Element]:
+    return DatasetIterator(dataset._op, options=dataset.options(), seed=0, epoch=0, convert=element_views)
 
 
 def drain(source: StepSource) -> list[list[Any]]:
@@ -171,8 +152,17 @@ def lists(cuts: tuple[Cut, ...]) -> list[Any]:
     return [cut.columns[0].tolist() for cut in cuts]
 
 
-def test_global_batches_are_cut() -> None:
-    assert drain(GlobalBatches(iterator(Dataset.range(6).batch(4)), 2, "per_batch")) == [[[0, 1], [2, 3]], [[4], [5]]]
+def test_global_batches_are_cut_and_elements_are_dealt() -> None:
+    cut = GlobalBatches(iterator(Dataset.range(6).batch(4)), 2, "per_batch")
+    assert drain(cut) == [[[0, 1], [2, 3]], [[4], [5]]]
+    assert drain(DealtElements([iterator(Dataset.range(3))], 2)) == [[0, 1], [2, []]]
+    several = [iterator(Dataset.range(1)), iterator(Dataset.range(5, 7))]
+    assert drain(DealtElements(several, 2)) == [[0, 5], [[], 6]]
+    two, three = (DealtElements([iterator(Dataset.range(8)) for _ in range(count)], count) for count in (2, 3))
+    with pytest.raises(InvalidArgumentError, match="it is of 2, and there are 3 now"):
+        three.load_state_dict(two.state_dict())
+    with pytest.raises(InvalidArgumentError, match="the state must be a dict"):
+        three.load_state_dict([])  # type: ignore[arg-type]  # a user's mistake
 
 
 def test_the_index_of_a_step_counts_errors_and_survives_a_state() -> None:
@@ -191,44 +181,16 @@ def test_the_index_of_a_step_counts_errors_and_survives_a_state() -> None:
     assert drain(resumed) == drain(source) == [[[], [], [2], [3]], [[4], [5], [], []]]
 
 
-def test_a_plain_iterators_state_fits_a_step_source() -> None:
-    plain = Dataset.range(6).batch(2).as_numpy_iterator()
-    next(plain)
-    source = GlobalBatches(iterator(Dataset.range(6).batch(2)), 2, "per_batch")
-    source.load_state_dict(plain.state_dict())
-    assert drain(source) == [[[2], [3]], [[4], [5]]]
-
-
-def test_elements_are_dealt_from_one_or_several_iterators() -> None:
-    assert drain(DealtElements([iterator(Dataset.range(3))], 2)) == [[0, 1], [2, []]]
-    several = [iterator(Dataset.range(1)), iterator(Dataset.range(5, 7))]
-    assert drain(DealtElements(several, 2)) == [[0, 5], [[], 6]]
-
-
-def test_a_state_of_another_number_of_pipelines() -> None:
-    two, three = (DealtElements([iterator(Dataset.range(8)) for _ in range(count)], count) for count in (2, 3))
-    with pytest.raises(InvalidArgumentError, match="it is of 2, and there are 3 now"):
-        three.load_state_dict(two.state_dict())
-    with pytest.raises(InvalidArgumentError, match="the state must be a dict"):
-        three.load_state_dict([])  # type: ignore[arg-type]  # a user's mistake
-
-
 def source(dataset: Dataset, replicas: int, pieces: int, rule: SplitRule = "per_batch") -> WorkerBatches:
-    iterator = DatasetIterator(dataset._op, options=dataset.options(), seed=0, epoch=0, convert=element_views)
-    return WorkerBatches(iterator, replicas, pieces, rule)
+    return WorkerBatches(iterator(dataset), replicas, pieces, rule)
 
 
 def test_a_batch_lasts_for_as_many_steps_as_there_are_workers() -> None:
     assert drain(source(Dataset.range(6).batch(4), 1, 2)) == [[[0, 1]], [[2, 3]], [[4]], [[5]]]
     assert drain(source(Dataset.range(7).batch(7), 2, 4)) == [[[0, 1], [2, 3]], [[4, 5], [6]]]
     assert drain(source(Dataset.range(5).batch(4), 2, 2)) == [[[0, 1], [2, 3]], [[4], []]]
-
-
-def test_balanced_goes_by_the_number_of_the_batch() -> None:
-    assert drain(source(Dataset.range(6).batch(3), 1, 2, "balanced")) == [[[0, 1]], [[2]], [[3]], [[4, 5]]]
-
-
-def test_pieces_without_rows_have_a_stand_in() -> None:
+    balanced = source(Dataset.range(6).batch(3), 1, 2, "balanced")
+    assert drain(balanced) == [[[0, 1]], [[2]], [[3]], [[4, 5]]], "it goes by the number of the batch"
     made = source(Dataset.range(1).batch(4), 1, 3)
     steps = [made.next_step()[0] for _ in range(3)]
     assert [step.num_rows for step in steps] == [1, 0, 0]
@@ -237,8 +199,6 @@ def test_pieces_without_rows_have_a_stand_in() -> None:
 
 def test_every_step_resumes() -> None:
     dataset = Dataset.range(20).map(lambda x: 1 // (int(x) - 9)).batch(7)
-    made = source(dataset, 1, 3)
-    states, seen = [made.state_dict()], []
 
     def next_of(steps: WorkerBatches) -> Any:
         try:
@@ -248,6 +208,8 @@ def test_every_step_resumes() -> None:
         except StopIteration:
             return None
 
+    made = source(dataset, 1, 3)
+    states, seen = [made.state_dict()], []
     while (found := next_of(made)) is not None:
         seen.append(found)
         states.append(made.state_dict())
@@ -257,10 +219,7 @@ def test_every_step_resumes() -> None:
         resumed.load_state_dict(json.loads(json.dumps(state)))
         assert resumed.state_dict() == state
         assert resumed.step == start
-        rest = []
-        while (found := next_of(resumed)) is not None:
-            rest.append(found)
-        assert rest == seen[start:]
+        assert list(iter(partial(next_of, resumed), None)) == seen[start:]
 
 
 def test_lists_of_tensors_that_are_left_are_cut_anew() -> None:
@@ -273,8 +232,8 @@ def test_lists_of_tensors_that_are_left_are_cut_anew() -> None:
     assert [[len(array) for array in cut.columns[0].item().value] for cut in left] == [[2, 3], [4, 5]]
 
 
-@pytest.mark.parametrize("dealt", [[[3, 2]], [[1, 0]], [[1, 1 << 40]], [[-1, 2]], [[1]], 5, [["a", "b"]]])
-def test_states_that_are_none(dealt: Any) -> None:
+def test_states_that_are_none() -> None:
     made = source(Dataset.range(4).batch(2), 1, 2)
-    with pytest.raises(InvalidArgumentError):
-        made.load_state_dict({**made.state_dict(), "dealt": dealt})
+    wrong: list[Any] = [[[3, 2]], [[1, 0]], [[1, 1 << 40]], [[-1, 2]], [[1]], 5, [["a", "b"]]]
+    states = [{**made.state_dict(), "dealt": dealt} for dealt in wrong]
+    check_refused(InvalidArgumentError, [(partial(made.load_state_dict, state), "") for state in states])
