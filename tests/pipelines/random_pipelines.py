@@ -11,19 +11,24 @@ A step accepts some *kinds* of elements and makes some kind; `STEPS` holds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from pathlib import Path
+from typing import Any, cast, final
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import Options
-from tests.pipelines import random_functions as fn
+from raydist.pipelines.elements.functions import function_label
+from raydist.pipelines.elements.spec import TensorSpec
+from tests.pipelines.sources.saved_hub_dataset import save_to_disk
 
-__all__ = ["Pipeline", "pipelines"]
+__all__ = ["Pipeline", "jitter", "pipelines"]
 
 NUMBER, PAIR, ROW, TEXT, RECORD, SMALL, NESTED, OTHER = KINDS = (
     *("number", "pair", "row", "text", "record", "small", "nested", "other"),
@@ -31,6 +36,8 @@ NUMBER, PAIR, ROW, TEXT, RECORD, SMALL, NESTED, OTHER = KINDS = (
 """int64; two numbers; 1-d int64 of any length; str; a dict of id, name and weight in any order; two bfloat16; a
 dataset of numbers; anything."""
 TENSORS = tuple(kind for kind in KINDS if kind != NESTED)
+BFLOAT16 = TensorSpec((), "bfloat16").dtype
+_FILES = tempfile.TemporaryDirectory()
 
 
 @final
@@ -58,7 +65,7 @@ class Pipeline:
 
     def __repr__(self) -> str:
         owner = "Dataset" if self.input is None else repr(self.input)
-        shown = [getattr(arg, "__name__", repr(arg)) for arg in self.args]
+        shown = [function_label(arg) if callable(arg) else repr(arg) for arg in self.args]
         shown += [f"{name}={value!r}" for name, value in self.keywords.items()]
         return f"{owner}.{self.method}({', '.join(shown)})"
 
@@ -90,7 +97,7 @@ def _slices(draw: Draw) -> Pipeline:
 
 def _smalls(draw: Draw) -> Pipeline:
     values = [(value, 0.5) for value in draw(st.lists(st.integers(-4, 12), max_size=8))]
-    return _on_class("from_tensor_slices", np.array(values, fn.BFLOAT16).reshape(-1, 2), kind=SMALL)
+    return _on_class("from_tensor_slices", np.array(values, BFLOAT16).reshape(-1, 2), kind=SMALL)
 
 
 def _words(draw: Draw) -> Pipeline:
@@ -99,20 +106,29 @@ def _words(draw: Draw) -> Pipeline:
 
 def _records(draw: Draw) -> Pipeline:
     rows, source = draw(st.integers(0, 8)), draw(st.sampled_from(["table", "hub", "slices"]))
-    if source == "table":
-        return _on_class("from_arrow", fn.table(rows), kind=RECORD)
+    names = [f"n{row % 3}" for row in range(rows)]
+    weights = np.arange(rows, dtype=np.float32)
+    if source == "slices" and rows:
+        return _on_class("from_tensor_slices", {"weight": weights, "name": names, "id": np.arange(rows)}, kind=RECORD)
+    table = pa.table({"id": np.arange(rows), "name": pa.array(names, pa.string()), "weight": weights})
+    path = Path(_FILES.name) / str(rows)
     if source == "hub":
-        return _on_class("from_huggingface", fn.hub(rows), kind=RECORD)
-    return _on_class("from_tensor_slices", fn.records(max(rows, 1), "weight", "name", "id"), kind=RECORD)
+        directory = str(path) if path.exists() else save_to_disk(path, table)
+        return _on_class("from_huggingface", directory, kind=RECORD)
+    return _on_class("from_arrow", table, kind=RECORD)
+
+
+def _count_up(stop: Any) -> Iterator[int]:
+    yield from range(int(stop))
 
 
 def _generator(draw: Draw) -> Pipeline:
-    return _on_class("from_generator", fn.count_up, fn.NUMBER_SPEC, (draw(st.integers(0, 9)),))
+    return _on_class("from_generator", _count_up, TensorSpec((), np.int64), (draw(st.integers(0, 9)),))
 
 
 def _random_numbers(draw: Draw) -> Pipeline:
     numbers = _on_class("random", draw(st.sampled_from([None, 3])), rerandomize_each_iteration=draw(st.booleans()))
-    return numbers.then("take", draw(st.integers(0, 9))).then("map", fn.remainder)
+    return numbers.then("take", draw(st.integers(0, 9))).then("map", lambda x: x % 11)
 
 
 def _counted(draw: Draw) -> Pipeline:
@@ -145,6 +161,43 @@ SOURCES: tuple[Callable[[Draw], Pipeline], ...] = (
 )
 
 
+# Functions of a number.
+
+
+def fail_some(x: Any) -> Any:
+    if x % 5 == 3:
+        raise ValueError("bad element")
+    return x + 1
+
+
+def jitter(x: Any, *, rng: np.random.Generator) -> Any:
+    return x + rng.integers(0, 3)
+
+
+def _double(x: Any) -> Any:
+    return x * 2
+
+
+def _record(x: Any) -> Any:
+    return {"id": x, "name": f"n{x % 3}", "weight": np.float32(x)}
+
+
+def _small(x: Any) -> Any:
+    return np.array([x, 0.5], BFLOAT16)
+
+
+def _jittered_range(x: Any) -> Dataset:
+    return Dataset.range(int(x % 5)).map(jitter).shuffle(2)
+
+
+def _jittered(*parts: Any) -> Dataset:
+    return cast(Dataset, parts[-1].map(jitter).shuffle(2))  # of a dataset, or of a key and its window
+
+
+def _total(row: Any) -> Any:
+    return np.int64(row.astype(np.float32).sum())
+
+
 def _map(draw: Draw, ds: Pipeline, *choices: tuple[Callable[..., Any], str]) -> Pipeline:
     function, kind = draw(st.sampled_from(choices))
     calls = draw(st.sampled_from([None, None, None, 1, 2]))
@@ -153,11 +206,17 @@ def _map(draw: Draw, ds: Pipeline, *choices: tuple[Callable[..., Any], str]) -> 
 
 
 def _map_number(draw: Draw, ds: Pipeline) -> Pipeline:
-    changes = ((fn.double, NUMBER), (fn.fail_some, NUMBER), (fn.jitter, NUMBER), (fn.remainder, NUMBER))
-    others = ((fn.pair_of, PAIR), (fn.text_of, TEXT), (fn.small_of, SMALL), (fn.beside_none, OTHER))
-    records = ((fn.record_of, RECORD), (fn.turned_record_of, RECORD))
-    nested = ((fn.jittered_range, NESTED), (fn.parts_of, OTHER))
-    return _map(draw, ds, *changes, *others, *records, *nested)
+    return _map(
+        draw,
+        ds,
+        *((_double, NUMBER), (fail_some, NUMBER), (jitter, NUMBER), (lambda x: x % 11, NUMBER)),
+        *((_record, RECORD), (lambda x: dict(reversed(_record(x).items())), RECORD), (_small, SMALL)),
+        (lambda x: (x, np.float32(x) / 2), PAIR),
+        (lambda x: "t" * int(x % 6), TEXT),
+        (lambda x: {"x": (x, None), "none": None}, OTHER),
+        (_jittered_range, NESTED),
+        (lambda x: {"rest": _jittered_range(fail_some(x)), "at": x}, OTHER),
+    )
 
 
 def _filter(draw: Draw, ds: Pipeline, *choices: Callable[..., bool]) -> Pipeline:
@@ -165,7 +224,12 @@ def _filter(draw: Draw, ds: Pipeline, *choices: Callable[..., bool]) -> Pipeline
 
 
 def _nested(draw: Draw, ds: Pipeline) -> Pipeline:
-    function = draw(st.sampled_from([fn.copies, fn.jittered_range, fn.failing_range]))
+    functions: list[Callable[[Any], Dataset]] = [
+        _jittered_range,
+        lambda x: Dataset.from_tensors(x).repeat(int(x % 3)),
+        lambda x: Dataset.range(int(fail_some(x) % 6)).map(fail_some),
+    ]
+    function = draw(st.sampled_from(functions))
     if draw(st.booleans()):
         return ds.then("flat_map", function)
     calls = draw(st.sampled_from([None, None, 1]))
@@ -177,25 +241,34 @@ def _window(draw: Draw, ds: Pipeline) -> Pipeline:
     sizes = [draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.booleans())]
     windows = ds.then("window", *sizes)
     if ds.kind == PAIR:
-        return windows.then("flat_map", fn.batched_pairs, kind=OTHER)
+        return windows.then("flat_map", lambda x, y: Dataset.zip(x, y).batch(2), kind=OTHER)
     if draw(st.booleans()):
-        return windows.then("flat_map", fn.itself)
-    return windows.then("flat_map", fn.three_at_a_time, kind=ROW if ds.kind == NUMBER else OTHER)
+        return windows.then("flat_map", lambda window: window)
+    return windows.then("flat_map", lambda window: window.batch(3), kind=ROW if ds.kind == NUMBER else OTHER)
 
 
 def _taken_apart(draw: Draw, ds: Pipeline) -> Pipeline:
     """The elements of datasets within the elements."""
     way = draw(st.sampled_from(["flat_map", "interleave", "map", "map"]))
     if way == "flat_map":
-        return ds.then("flat_map", fn.itself, kind=NUMBER)
+        return ds.then("flat_map", lambda window: window, kind=NUMBER)
     if way == "interleave":
-        return ds.then("interleave", fn.itself, draw(st.integers(1, 3)), draw(st.integers(1, 3)), kind=NUMBER)
-    return _map(draw, ds, (fn.jittered, NESTED), (fn.first_or_none, NUMBER), (fn.added, NUMBER))
+        return ds.then(
+            "interleave", lambda window: window, draw(st.integers(1, 3)), draw(st.integers(1, 3)), kind=NUMBER
+        )
+    return _map(
+        draw,
+        ds,
+        (_jittered, NESTED),
+        (lambda dataset: next(dataset.as_numpy_iterator(), np.int64(-1)), NUMBER),
+        (lambda dataset: dataset.reduce(np.int64(0), np.add), NUMBER),
+    )
 
 
 def _with_nothing(draw: Draw, ds: Pipeline) -> Pipeline:
     """An empty branch; only reading it tells that it is empty."""
-    nothing = Pipeline("range", (draw(st.integers(0, 3)),), {}, NUMBER).then("filter", fn.never).then("map", fn.double)
+    numbers = _on_class("range", draw(st.integers(0, 3)))
+    nothing = numbers.then("filter", lambda x: False).then("map", _double)
     way = draw(st.sampled_from(["before", "behind", "sampled"]))
     if way == "sampled":
         return Pipeline("sample_from_datasets", ([nothing, ds], [0.5, 0.5]), {}, NUMBER)
@@ -206,7 +279,7 @@ def _with_itself(draw: Draw, ds: Pipeline) -> Pipeline:
     """One dataset object at two places."""
     if draw(st.booleans()):
         return ds.then("concatenate", ds)
-    other = ds.then("map", fn.jitter) if ds.kind == NUMBER else ds.then("shuffle", 3)
+    other = ds.then("map", jitter) if ds.kind == NUMBER else ds.then("shuffle", 3)
     return Pipeline("zip", (ds, other), {}, PAIR if ds.kind == NUMBER else OTHER)
 
 
@@ -249,13 +322,14 @@ def _batched(draw: Draw, ds: Pipeline) -> Pipeline:
 
 
 def _rows(draw: Draw, ds: Pipeline) -> Pipeline:
-    return ds.then("map", fn.row_of, output_spec=fn.ROWS_SPEC, kind=ROW)
+    return ds.then("map", lambda x: np.arange(x % 4), output_spec=TensorSpec((None,), np.int64), kind=ROW)
 
 
 def _by_parity(draw: Draw, ds: Pipeline) -> Pipeline:
-    function = draw(st.sampled_from([fn.parity, fn.failing_parity]))
+    functions: list[Callable[[Any], int]] = [lambda x: int(x % 2), lambda x: int(fail_some(x) % 2)]
+    function = draw(st.sampled_from(functions))
     if draw(st.booleans()):
-        return ds.then("group_by_window", function, fn.jittered_window, draw(st.integers(1, 4)))
+        return ds.then("group_by_window", function, _jittered, draw(st.integers(1, 4)))
     initial = draw(st.sampled_from([None, [0.5, 0.5]]))
     return ds.then("rejection_resample", function, [0.7, 0.3], initial, kind=PAIR)
 
@@ -270,27 +344,35 @@ Step = Callable[[Draw, Pipeline], Pipeline]
 STEPS: tuple[tuple[tuple[str, ...], Step], ...] = (
     ((NUMBER,), _map_number),
     ((NUMBER,), _rows),
-    ((NUMBER,), lambda draw, ds: _filter(draw, ds, fn.no_thirds, fn.below_nine, fn.fail_or_below_nine)),
-    ((NUMBER,), lambda draw, ds: ds.then("map_batches", fn.double, draw(st.integers(1, 5)))),
-    ((NUMBER,), lambda draw, ds: ds.then("scan", 0, fn.running_sum)),
+    (
+        (NUMBER,),
+        lambda draw, ds: _filter(
+            draw, ds, lambda x: bool(x % 3), lambda x: bool(x < 9), lambda x: bool(fail_some(x) < 9)
+        ),
+    ),
+    ((NUMBER,), lambda draw, ds: ds.then("map_batches", _double, draw(st.integers(1, 5)))),
+    ((NUMBER,), lambda draw, ds: ds.then("scan", 0, lambda total, x: (total + x, total + x))),
     ((NUMBER,), _nested),
     ((NUMBER,), _by_parity),
     ((NUMBER,), _with_nothing),
-    ((SMALL,), lambda draw, ds: _map(draw, ds, (fn.double, SMALL), (fn.total, NUMBER))),
-    ((SMALL,), lambda draw, ds: _filter(draw, ds, fn.is_small)),
-    ((SMALL,), lambda draw, ds: ds.then("padded_batch", draw(st.integers(1, 4)), kind=OTHER)),
+    ((SMALL,), lambda draw, ds: _map(draw, ds, (_double, SMALL), (_total, NUMBER))),
+    ((SMALL,), lambda draw, ds: _filter(draw, ds, lambda row: bool(row[0] < 7))),
     ((NESTED,), _taken_apart),
     ((NUMBER, TEXT), lambda draw, ds: ds.then("unique")),
-    ((PAIR,), lambda draw, ds: _map(draw, ds, (fn.change_signs, PAIR), (fn.first_of_two, NUMBER))),
-    ((PAIR,), lambda draw, ds: _filter(draw, ds, fn.below_nine)),
-    ((ROW,), lambda draw, ds: _map(draw, ds, (fn.double, ROW), (fn.total, NUMBER))),
-    ((ROW,), lambda draw, ds: _filter(draw, ds, fn.is_long)),
+    ((PAIR,), lambda draw, ds: _map(draw, ds, (lambda x, y: (-x, -y), PAIR), (lambda x, y: x, NUMBER))),
+    ((PAIR,), lambda draw, ds: _filter(draw, ds, lambda x, y: bool(x < 9))),
+    ((ROW,), lambda draw, ds: _map(draw, ds, (_double, ROW), (_total, NUMBER))),
     ((ROW,), _by_length),
-    ((ROW,), lambda draw, ds: ds.then("padded_batch", draw(st.integers(1, 4)), kind=OTHER)),
+    ((ROW, SMALL), lambda draw, ds: ds.then("padded_batch", draw(st.integers(1, 4)), kind=OTHER)),
     ((TEXT,), lambda draw, ds: _map(draw, ds, (len, NUMBER))),
-    ((TEXT,), lambda draw, ds: _filter(draw, ds, fn.is_long)),
-    ((RECORD,), lambda draw, ds: _map(draw, ds, (fn.identifier, NUMBER), (fn.without_name, PAIR))),
-    ((RECORD,), lambda draw, ds: _filter(draw, ds, fn.is_light)),
+    ((TEXT, ROW), lambda draw, ds: _filter(draw, ds, lambda row: len(row) > 1)),
+    (
+        (RECORD,),
+        lambda draw, ds: _map(
+            draw, ds, (lambda row: row["id"], NUMBER), (lambda row: (row["id"], row["weight"]), PAIR)
+        ),
+    ),
+    ((RECORD,), lambda draw, ds: _filter(draw, ds, lambda row: bool(row["weight"] < 5))),
     ((NUMBER, TEXT, PAIR, ROW), _window),
     (KINDS, _with_itself),
     (KINDS[:-1], _with_another),
@@ -330,10 +412,10 @@ def pipelines(draw: Draw, max_steps: int = 5, kind: str | None = None) -> Pipeli
 
 _PLAIN: dict[str, tuple[Callable[[Draw], Pipeline], ...]] = {
     NUMBER: (SOURCES[0], _slices, _generator, _random_numbers),
-    PAIR: (lambda draw: SOURCES[0](draw).then("map", fn.pair_of, kind=PAIR),),
+    PAIR: (lambda draw: SOURCES[0](draw).then("map", lambda x: (x, np.float32(x) / 2), kind=PAIR),),
     ROW: (lambda draw: _rows(draw, _slices(draw)),),
-    TEXT: (_words, lambda draw: SOURCES[0](draw).then("map", fn.text_of, kind=TEXT)),
-    RECORD: (_records, lambda draw: SOURCES[0](draw).then("map", fn.record_of, kind=RECORD)),
-    SMALL: (_smalls, lambda draw: SOURCES[0](draw).then("map", fn.small_of, kind=SMALL)),
-    NESTED: (lambda draw: SOURCES[0](draw).then("map", fn.jittered_range, kind=NESTED),),
+    TEXT: (_words, lambda draw: SOURCES[0](draw).then("map", lambda x: "t" * int(x % 6), kind=TEXT)),
+    RECORD: (_records, lambda draw: SOURCES[0](draw).then("map", _record, kind=RECORD)),
+    SMALL: (_smalls, lambda draw: SOURCES[0](draw).then("map", _small, kind=SMALL)),
+    NESTED: (lambda draw: SOURCES[0](draw).then("map", _jittered_range, kind=NESTED),),
 }

@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 import pytest
 
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
@@ -157,16 +158,16 @@ def test_a_slow_element_does_not_hold_back_others() -> None:
 
 
 def test_an_input_that_is_another_one_is_an_error() -> None:
-    def of(count: int) -> Dataset:
-        return Dataset.range(count).map(lambda x: x, deterministic=False)
-
-    make: Callable[[Options], Executor] = lambda options: LuckyPool(3)  # noqa: E731 - a maker, typed
-    iterator = iterate(of(50), make)
-    assert not any(map(is_error, collect(iterator, 20)))
-    other = iterate(of(2), make)
-    other.load_state_dict(iterator.state_dict())
-    with pytest.raises(Exception, match="must be the same again to resume"):
-        next(other)
+    makers: list[Callable[[int], Dataset]] = [
+        lambda count: Dataset.range(count).map(lambda x: x, deterministic=False),
+        lambda count: Dataset.range(2).interleave(lambda x: Dataset.range(count), cycle_length=2),
+    ]
+    for of in makers:
+        iterator, other = (iterate(of(count), lambda options: LuckyPool(3)) for count in (50, 2))
+        assert not any(map(is_error, collect(iterator, 20)))
+        other.load_state_dict(iterator.state_dict())
+        with pytest.raises(FailedPreconditionError, match="the same (elements )?again to resume"):
+            next(other)
 
 
 def test_notes_of_thousands_of_turns_fit_into_a_state() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import final
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 
 from raydist.core.errors import UnavailableError
 from raydist.dataset import Dataset
-from raydist.options import Options, Timeouts
+from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState, count_items
 from raydist.pipelines.elements.rows import block_of_rows
@@ -23,10 +21,8 @@ from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
-from raydist.pipelines.engine.read_ahead import OptionalPrefetch, ReadAhead, SteadyPrefetch
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
-from raydist.pipelines.run.plan import open_iterator
 from tests.contracts.op import MakeExecutor, iterate
 from tests.pipelines.model import recorder
 
@@ -150,96 +146,6 @@ def test_stopping_gives_the_memory_back_and_closes_the_source() -> None:
     assert ram.free == 10_000
 
 
-SIZE = 40
-
-
-def thread(source: OpIterator) -> PrefetchThread:
-    meter = IterationMeters().meter("prefetch-1")
-    return PrefetchThread(source, BufferSize(8, tuned=False), Budget(), meter, name="prefetch-1")
-
-
-@final
-class Switch(OptionalPrefetch):
-    """A policy that is on for `every` blocks, then off for as many, and so on."""
-
-    def __init__(self, every: int, *, begins_on: bool) -> None:
-        self._every = every
-        self._blocks = every if begins_on else 0
-
-    @property
-    def is_on(self) -> bool:
-        return self._blocks // self._every % 2 == 1
-
-    def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
-        return thread(source)
-
-    def handed_out(self, rows: int, num_bytes: int) -> None:
-        self._blocks += 1
-
-
-def batches() -> OpIterator:
-    """An iterator that keeps remaining items between two calls: see `resume.py`."""
-    op = Dataset.range(3 * SIZE).map(lambda x: x).batch(3)._op
-    return open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
-
-
-MAKERS: dict[str, Callable[[OpIterator], OpIterator]] = {
-    "thread": lambda source: ReadAhead(source, SteadyPrefetch(thread)),
-    "none": lambda source: ReadAhead(source, None),
-    "off at first": lambda source: ReadAhead(source, Switch(2, begins_on=False)),
-    "on at first": lambda source: ReadAhead(source, Switch(3, begins_on=True)),
-}
-
-
-def read(iterator: OpIterator, limit: int, blocks: int = 1000) -> list[int]:
-    got: list[int] = []
-    for _ in range(blocks):
-        try:
-            got += [int(row[0]) // 3 for row in iterator.next_block(limit).columns[0]]
-        except StopIteration:
-            break
-    return got
-
-
-@pytest.mark.parametrize("saves", MAKERS)
-def test_each_goes_on_from_the_others_states(saves: str) -> None:
-    first = MAKERS[saves](batches())
-    got: list[int] = []
-    while len(got) < SIZE:
-        state = json.loads(json.dumps(first.state_dict()))
-        for loads, make in MAKERS.items():
-            second = make(batches())
-            second.load_state_dict(state)
-            assert second.state_dict() == state
-            assert read(second, 4) == list(range(len(got), SIZE)), loads
-            second.close()
-        got += read(first, 1, blocks=1)
-    first.close()
-    assert got == list(range(SIZE))
-
-
-@final
-class Stuck:
-    """A function that returns from element 5 when the test is over."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.release = threading.Event()
-
-    def __call__(self, x: int) -> int:
-        if x == 5:
-            self.reached.set()
-            self.release.wait(50)
-        return x
-
-
-@pytest.fixture
-def stuck() -> Iterator[Stuck]:
-    stuck = Stuck()
-    yield stuck
-    stuck.release.set()
-
-
 @pytest.mark.parametrize(
     ("executor", "warning"),
     [
@@ -248,16 +154,27 @@ def stuck() -> Iterator[Stuck]:
     ],
 )
 def test_a_thread_whose_function_does_not_return_is_left_behind_by_name(
-    executor: MakeExecutor, warning: str, stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+    executor: MakeExecutor, warning: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch_thread, "CLOSE_S", 0.2)
+    reached, release = threading.Event(), threading.Event()
+
+    def stuck(x: int) -> int:
+        if x == 5:
+            reached.set()
+            release.wait(50)
+        return x
+
     iterator = iterate(Dataset.range(20).map(stuck).prefetch(20), executor)
-    assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
-    assert stuck.reached.wait(20)
-    begin = time.monotonic()
-    with pytest.warns(RuntimeWarning, match=f"Thread {warning}"):
-        iterator.close()
-    assert time.monotonic() - begin < 5.0
+    try:
+        assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
+        assert reached.wait(20)
+        begin = time.monotonic()
+        with pytest.warns(RuntimeWarning, match=f"Thread {warning}"):
+            iterator.close()
+        assert time.monotonic() - begin < 5.0
+    finally:
+        release.set()
 
 
 def test_a_consumer_that_stops_lets_no_memory_grow() -> None:

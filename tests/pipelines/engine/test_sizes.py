@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import final
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,10 @@ import pytest
 from raydist.core.machine import free_in_containers, free_memory, num_cores
 from raydist.options import AutotuneOptions
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import IteratorState, StageResult
+from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.block_size import BlockSize, BufferSize
 from raydist.pipelines.engine.budget import Budget, Budgets
-from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
 from tests.pipelines.threads import in_threads
 
@@ -111,59 +111,43 @@ def test_a_buffer_shrinks_when_it_is_always_more_than_half_full() -> None:
     assert size.size == 2
 
 
-@final
-class Source(OpIterator):
-    """Elements of some bytes, each taking some time on a clock of its own; one of `every` is handed out."""
+def requests(
+    monkeypatch: pytest.MonkeyPatch,
+    times: int = 20,
+    most: int = 4096,
+    limit: int = 1 << 40,
+    *,
+    row_bytes: int = 8,
+    row_seconds: float = 0.0,
+    every: int = 1,
+) -> list[int]:
+    """Sizes of the requests to a source on a clock of its own, which hands out one of `every` elements."""
+    asked: list[int] = []
 
-    def __init__(self, row_bytes: int = 8, row_seconds: float = 0.0, every: int = 1) -> None:
-        self.row_bytes = row_bytes
-        self.row_seconds = row_seconds
-        self.every = every
-        self.now = 0.0
-        self.asked: list[int] = []
+    def next_block(limit: int) -> Block:
+        asked.append(limit)
+        return block_of_rows([np.zeros(row_bytes, np.uint8)] * max(1, limit // every))
 
-    def next_block(self, limit: int) -> Block:
-        self.asked.append(limit)
-        self.now += limit * self.row_seconds
-        return block_of_rows([np.zeros(self.row_bytes, np.uint8)] * max(1, limit // self.every))
-
-    def state_dict(self) -> IteratorState:
-        return {}
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        """There is none."""
-
-
-Ask = Callable[..., list[int]]
-
-
-@pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Read from a source for some times, and return the sizes of the requests."""
-
-    def run(source: Source, times: int = 20, most: int = 4096, limit: int = 1 << 40) -> list[int]:
-        monkeypatch.setattr("raydist.pipelines.engine.request_size.time.perf_counter", lambda: source.now)
-        request = RequestSize(most)
-        for _ in range(times):
-            request.read(source, limit)
-        return source.asked
-
-    return run
+    source: Any = SimpleNamespace(next_block=next_block)
+    clock = "raydist.pipelines.engine.request_size.time.perf_counter"
+    monkeypatch.setattr(clock, lambda: sum(asked) * row_seconds)
+    request = RequestSize(most)
+    for _ in range(times):
+        request.read(source, limit)
+    return asked
 
 
-def test_requests_grow_while_elements_are_quick_and_small(ask: Ask) -> None:
-    assert ask(Source(), times=8, most=64) == [1, 2, 4, 8, 16, 32, 64, 64]
-    assert max(ask(Source(), limit=3)) <= 3, "the caller's limit holds"
-    assert set(ask(Source(8, 1.0))) == {1}
-    assert max(ask(Source(8, 0.001))) == 2
+def test_requests_grow_while_elements_are_quick_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = partial(requests, monkeypatch)
+    assert ask(times=8, most=64) == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert max(ask(limit=3)) <= 3, "the caller's limit holds"
+    assert set(ask(row_seconds=1.0)) == {1}
+    assert max(ask(row_seconds=0.001)) == 2
     for row_bytes, most in ((200_000, 8), (1 << 20, 4), (3 << 20, 1), (1 << 16, 16)):
-        assert max(ask(Source(row_bytes))) == most
-
-
-def test_a_source_that_hands_out_fewer_elements_is_asked_for_more(ask: Ask) -> None:
-    assert max(ask(Source(every=10))) == 4096
+        assert max(ask(row_bytes=row_bytes)) == most
+    assert max(ask(every=10)) == 4096, "a source that hands out fewer elements is asked for more"
     for every in (10_000, 4096):
-        assert max(ask(Source(every=every))) == 32, "so many may come at once, too large or too late"
+        assert max(ask(every=every)) == 32, "so many may come at once, too large or too late"
 
 
 def test_no_more_is_granted_than_there_is() -> None:

@@ -128,19 +128,6 @@ def test_a_block_that_no_worker_can_work_on_is_an_error_per_element() -> None:
     assert items == [("ImportError", "no module named 'mine'")] * 7
 
 
-def test_threads_finish_in_any_order_and_deliver_in_one() -> None:
-    later = threading.Event()
-
-    def waits(x: int) -> int:
-        if x == 0:
-            later.wait(20)
-        else:
-            later.set()
-        return x
-
-    assert [int(x) for x in Dataset.range(6).map(waits, num_parallel_calls=3)] == list(range(6))
-
-
 def test_other_structures_become_errors_measured_by_the_first_or_by_what_is_known() -> None:
     spec = spec_of(SOURCE.map(lambda x: (x,) if x == 0 else x))
     first = run_stage(spec, block_of(SOURCE), (0,))

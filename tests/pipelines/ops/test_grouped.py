@@ -15,7 +15,7 @@ import torch
 import raydist as rd
 from raydist.core.errors import SpecError
 from raydist.dataset import Dataset
-from tests.pipelines.refusals import check_refused
+from tests.pipelines.tables import check_refused
 
 SAMPLES: list[dict[str, Any]] = [
     {"id": i, "name": f"{i} ä", "image": np.full((3, 4 + i % 3), i, np.float32)} for i in range(7)

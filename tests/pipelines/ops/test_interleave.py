@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
-from raydist.options import Options
-from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.ops.cycle import CycleSlot
-from raydist.pipelines.run.plan import open_iterator
-from raydist.pipelines.sources.range import RangeOp
+from raydist.pipelines.ops.nested import groups_of, rows_of
 from tests.contracts.op import collect, iterate
 from tests.pipelines.model import recorder
 
@@ -93,12 +89,6 @@ def test_counts_inside_may_be_numpy_numbers() -> None:
     assert [int(x) for x in resumed] == [2, 3, 5, 3, 5]
 
 
-def test_a_shorter_dataset_cannot_be_resumed() -> None:
-    source = open_iterator(RangeOp(0, 3), seed=0, epoch=0, options=Options(), executor=InlineExecutor())
-    with pytest.raises(FailedPreconditionError, match="the same elements again to resume after 5"):
-        CycleSlot(0, ({}, 0), source).restore(5, None)
-
-
 def test_elements_without_numbers_are_woven_too() -> None:
     def empty(n: Any) -> Dataset:
         return Dataset.from_tensor_slices((np.full(40, n), np.empty((40, 0, 2))))
@@ -125,3 +115,51 @@ def test_a_slow_dataset_does_not_hold_back_others() -> None:
     release.set()
     assert sorted(early) == [10, 11, 12, 13, 14, 20, 21, 22, 23, 24]
     assert collect(iterator) == [0, 1, 2, 3, 4]
+
+
+def test_datasets_that_are_alike_are_computed_at_once() -> None:
+    sources = [Dataset.from_tensor_slices(np.arange(at, at + 4)) for at in range(3)]
+    makers: list[tuple[Callable[[Dataset], Dataset], bool]] = [
+        (lambda rows: rows, True),
+        (lambda rows: rows.batch(4), True),
+        (lambda rows: rows.batch(9), True),
+        (lambda rows: rows.batch(2).batch(2), True),
+        (lambda rows: Dataset.zip(rows.batch(2), rows.batch(2, drop_remainder=True)).batch(5), True),
+        (lambda rows: rows.batch(3), False),
+        (lambda rows: rows.batch(9, drop_remainder=True), False),
+        (lambda rows: rows.map(lambda x: x), False),
+        (lambda rows: rows.shuffle(2), False),
+        (lambda rows: Dataset.zip(rows, rows.batch(2)), False),
+        (lambda rows: rows.batch(int(next(rows.as_numpy_iterator())) + 1), False),
+        (lambda rows: rows.take(int(next(rows.as_numpy_iterator())) + 1).batch(4), False),
+    ]
+    for number, (make, alike) in enumerate(makers):
+        groups = groups_of([make(rows)._op for rows in sources])
+        assert (groups is not None) == alike, f"maker {number}"
+        if groups is not None:
+            elements = [element for rows in sources for element in make(rows).as_numpy_iterator()]
+            expected = [element[0] if isinstance(element, tuple) else element for element in elements]
+            assert [row.tolist() for row in groups.rows.columns[0]] == [leaf.tolist() for leaf in expected]
+            assert groups.count * groups.size == groups.rows.num_rows
+
+
+def test_datasets_of_any_length_follow_each_other() -> None:
+    assert [int(x) for x in Dataset.range(5).flat_map(lambda n: Dataset.range(n))] == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3]
+    assert rows_of([Dataset.range(3)._op, Dataset.range(3, output_type="int32")._op]) is None
+    assert rows_of([Dataset.range(1 << 40)._op]) is None
+    column = np.arange(4)
+    groups = groups_of([Dataset.from_tensor_slices(column).batch(2)._op])
+    assert groups is not None
+    assert np.shares_memory(groups.rows.columns[0], column)
+    assert not groups.rows.columns[0].flags.writeable, "one dataset shares its memory"
+
+
+def test_a_function_is_called_once_for_each_input_and_in_order() -> None:
+    calls: list[int] = []
+
+    def some(x: np.int64) -> Dataset:
+        calls.append(int(x))
+        return Dataset.from_tensors(x) if x % 3 else Dataset.range(int(x)).filter(lambda y: y % 2 == 0)
+
+    assert [int(x) for x in Dataset.range(1, 8).flat_map(some)] == [1, 2, 0, 2, 4, 5, 0, 2, 4, 7]
+    assert calls == list(range(1, 8))

@@ -1,8 +1,12 @@
+"""Functions of elements, and of whole blocks where they are vectorised."""
+
 from __future__ import annotations
 
 import dataclasses
 import threading
+import warnings
 from collections import namedtuple
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,12 +16,13 @@ import torch
 
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.dataset import Dataset
-from raydist.options import Options
+from raydist.options import OptimizationOptions, Options
 from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.elements.tensor_functions import with_tensors
 from raydist.pipelines.ops.map import split_label
-from tests.contracts.op import EXECUTORS, collect, iterate
+from tests.contracts.op import EXECUTORS, collect, iterate, same
 from tests.pipelines.model import recorder
-from tests.pipelines.refusals import check_refused
+from tests.pipelines.tables import check_refused, outline
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -75,13 +80,10 @@ def test_stop_iteration_in_a_function_does_not_end_the_dataset() -> None:
 
 
 def test_another_structure_or_dtype_is_an_error_in_its_place() -> None:
-    items = collect(iterate(Dataset.range(4).map(lambda x: x if x != 2 else {"x": x}), EXECUTORS[1]))
-    assert items[:2] == [0, 1]
-    assert items[2][0] == "SpecError"
-    assert "gave * of int64, and now {'x': '*'} of int64" in items[2][1]
-    assert items[3] == 3
-    mixed = collect(iterate(Dataset.range(3).map(lambda x: int(x) if x != 1 else 0.5)))
-    assert mixed[1][0] == "SpecError"
+    dataset = Dataset.range(4).map(lambda x: x if x != 2 else {"x": x})
+    assert outline(dataset, EXECUTORS[1]) == [0, 1, "SpecError", 3]
+    assert "gave * of int64, and now {'x': '*'} of int64" in collect(iterate(dataset, EXECUTORS[1]))[2][1]
+    assert outline(Dataset.range(3).map(lambda x: int(x) if x != 1 else 0.5)) == [0, "SpecError", 2]
 
 
 def test_a_value_that_no_tensor_can_hold_is_an_error() -> None:
@@ -185,3 +187,75 @@ def test_a_dict_becomes_features_and_label() -> None:
         ds = Dataset.from_tensor_slices({name: [1] for name in columns})
         with pytest.raises(InvalidArgumentError, match=f"of several columns, got 'y' and the columns {columns[0]}"):
             split_label(ds._op, "y")
+
+
+ON = Options(optimization=OptimizationOptions(map_vectorization=True))
+IMAGES = np.arange(60, dtype=np.float32).reshape(20, 3)
+
+
+def check_same(dataset: Dataset, case: object) -> list[Any]:
+    """Return the elements, which are the same with and without the setting."""
+    plain = collect(iterate(dataset))
+    assert same(collect(iterate(dataset.with_options(ON))), plain), case
+    return plain
+
+
+def half(x: Any) -> Any:
+    return torch.as_tensor(x) / 2
+
+
+def test_results_are_those_of_each_element() -> None:
+    slices = Dataset.from_tensor_slices
+    for number, dataset in enumerate(
+        (
+            slices(IMAGES).map(half),
+            slices((IMAGES, IMAGES[:, 0])).map(lambda x, y: {"x": x + y, "y": y}),
+            slices({"a": IMAGES}).map(lambda row: (row["a"].sum(), row["a"])),
+            Dataset.range(20).map(lambda x: x * 2, output_spec=TensorSpec((), "int64")),
+            slices(IMAGES).map(with_tensors(torch.relu)),
+        )
+    ):
+        check_same(dataset, number)
+
+
+def test_a_function_that_writes_to_its_argument() -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        x *= 2
+        return x.clone()
+
+    dataset = Dataset.from_tensor_slices(IMAGES.copy()).map(lambda x: x + 1).map(with_tensors(doubled))
+    assert np.array_equal(np.stack(check_same(dataset, "written to")), 2 * (IMAGES + 1))
+
+
+def test_whole_blocks_are_run_at_once() -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def note(x: Any) -> Any:
+        calls.append(tuple(x.shape))
+        return x + 1
+
+    elements = collect(iterate(Dataset.range(1, 400).map(note).batch(400).with_options(ON)))
+    assert elements[0].tolist() == list(range(2, 401))
+    assert len(calls) < 100
+
+
+def branches(x: Any) -> Any:
+    return x if x > 4 else -x
+
+
+def fails_once(x: Any) -> Any:
+    if x == 7:
+        raise ValueError("seven")
+    return x
+
+
+def test_a_function_that_vmap_cannot_run_is_called_for_each_element() -> None:
+    functions: list[Callable[..., Any]] = [
+        *(branches, fails_once, str, lambda x: x * 0.5, lambda x: x + np.random.default_rng(0).integers(9))
+    ]
+    for fn in functions:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_same(Dataset.range(20).map(fn).batch(20), fn)
+    with pytest.warns(RuntimeWarning, match=r"py:\d+ branches\) over whole blocks, and cannot"):
+        collect(iterate(Dataset.range(20).map(branches).batch(20).with_options(ON)))

@@ -1,9 +1,11 @@
+"""Reading ahead: buffers and threads."""
+
 from __future__ import annotations
 
 import gc
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -12,11 +14,23 @@ from raydist.core.errors import UnavailableError
 from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
-from raydist.pipelines.autotune.tuned_executor import TunedExecutor, local_executor
+from raydist.pipelines.autotune.tuned_executor import (
+    TunedExecutor,
+    TunedPart,
+    TunedPrefetch,
+    TunedStage,
+    local_executor,
+)
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
+from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.meter import Meter
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from tests.contracts.op import EXECUTORS, MakeExecutor, check_op, collect, iterate
 from tests.pipelines.model import recorder
-from tests.pipelines.restless_executor import RestlessExecutor
+from tests.pipelines.tables import outline
 from tests.pipelines.threads import pipeline_threads
 
 FIXED = Options(autotune=AutotuneOptions(enabled=False))
@@ -68,24 +82,17 @@ def test_an_exit_in_the_thread_is_not_the_end_of_the_data() -> None:
 
 
 def test_an_error_of_the_machinery_is_raised_and_can_be_tried_again() -> None:
-    class Flaky:
-        tries = 0
+    tries: list[int] = []
 
     def lost(x: int) -> int:
-        if x == 2 and Flaky.tries < 2:
-            Flaky.tries += 1
+        if x == 2 and len(tries) < 2:
+            tries.append(x)
             raise UnavailableError("worker 3 is gone")
         return x
 
     # What a pool raises when a worker died; a function that raises it is the shortest way to one.
-    items = collect(iterate(Dataset.range(5).map(lost).batch(2).prefetch(1)))
-    assert [item[0] if isinstance(item, tuple) else item.tolist() for item in items] == [
-        [0, 1],
-        "UnavailableError",
-        "UnavailableError",
-        [2, 3],
-        [4],
-    ]
+    dataset = Dataset.range(5).map(lost).batch(2).prefetch(1)
+    assert outline(dataset) == [[0, 1], "UnavailableError", "UnavailableError", [2, 3], [4]]
 
 
 def short(start: Any) -> Dataset:
@@ -93,7 +100,7 @@ def short(start: Any) -> Dataset:
 
 
 def slow(x: np.int64) -> np.int64:
-    time.sleep(0.004)
+    time.sleep(0.002)
     return x
 
 
@@ -159,13 +166,8 @@ def busy_consumer(dataset: Dataset, seconds: float, most: int) -> tuple[list[int
     return got, begun
 
 
-def slow_map(x: int) -> int:
-    time.sleep(0.002)
-    return x
-
-
 def test_it_reads_ahead_of_a_consumer_that_works_and_not_of_one_that_only_waits() -> None:
-    dataset = Dataset.range(400).map(slow_map, num_parallel_calls=1)
+    dataset = Dataset.range(400).map(slow, num_parallel_calls=1)
     got, begun = busy_consumer(dataset, 0.002, 400)
     assert got == list(range(400))
     assert begun < 400
@@ -175,7 +177,7 @@ def test_it_reads_ahead_of_a_consumer_that_works_and_not_of_one_that_only_waits(
 
 
 def test_its_thread_counts_in_the_budget() -> None:
-    dataset = ahead(Dataset.range(100).map(slow_map, num_parallel_calls=2))
+    dataset = ahead(Dataset.range(100).map(slow, num_parallel_calls=2))
     options = Options(autotune=AutotuneOptions(cpu_budget=2))
     iterator = iterate(dataset.with_options(options), restless(2))
     for _ in range(50):
@@ -194,3 +196,49 @@ def test_an_abandoned_iterator_ends_its_thread(reads: int) -> None:
     del iterator
     gc.collect()
     assert wait_until(lambda: not pipeline_threads())
+
+
+__all__ = ["RestlessExecutor"]
+
+
+@final
+class RestlessExecutor(Executor):
+    """Moves every stage to threads and back, and starts and stops reading ahead, after every `every` blocks."""
+
+    window = 1
+
+    def __init__(self, options: Options, every: int = 2) -> None:
+        self._every = every
+        self._looks = 0
+        self.parts: list[TunedPart] = []
+
+    def for_stage(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> Executor:
+        stage = TunedStage(meter, budgets, self._look)
+        self.parts.append(stage)
+        return stage
+
+    def for_prefetch(
+        self,
+        meter: Meter,
+        meters: IterationMeters,
+        budgets: Budgets,
+        *,
+        threads: int = 1,
+        requested: bool = False,
+        inside: Meter | None = None,
+    ) -> TunedPrefetch:
+        prefetch = TunedPrefetch(meter, budgets, self._look, threads=threads, requested=requested, inside=inside)
+        self.parts.append(prefetch)
+        return prefetch
+
+    def _look(self, part: TunedPart) -> None:
+        self._looks += 1
+        if self._looks % self._every == 0:
+            part.apply(0 if part.threads else 2, row_s=0.001, block_bytes=100)
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        return InlineExecutor().submit(spec, block, starts)
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.end()

@@ -1,3 +1,5 @@
+"""Operations that pick elements or put datasets together, and options."""
+
 from __future__ import annotations
 
 import itertools
@@ -16,6 +18,7 @@ from raydist.pipelines.elements.spec import TensorSpec
 from tests.contracts.op import collect, iterate, same
 from tests.pipelines.model import recorder
 from tests.pipelines.storing_executor import StoringExecutor
+from tests.pipelines.tables import outline
 
 FIVE = Dataset.range(5).filter(lambda x: True)
 
@@ -39,25 +42,18 @@ def test_counts_that_are_asserted() -> None:
     assert FIVE.assert_cardinality(5).assert_cardinality(UNKNOWN_CARDINALITY).cardinality() == UNKNOWN_CARDINALITY
 
 
-A, B = Dataset.range(3), Dataset.range(10, 12)
-
-
-def test_the_spec_covers_both() -> None:
-    rows = Dataset.from_tensor_slices([[1, 2], [3, 4]])
-    longer = Dataset.from_tensor_slices([[1, 2, 3]])
-    assert rows.concatenate(longer).element_spec == TensorSpec((None,), "int64")
-    assert [len(x) for x in rows.concatenate(longer)] == [2, 2, 3]
+A, B = Dataset.range(3), Dataset.range(10, 13)
 
 
 def test_other_elements_are_errors_in_their_places() -> None:
     mixed = A.concatenate(Dataset.from_tensor_slices(["a", "b"])).concatenate(B)
-    items = collect(iterate(mixed))
-    assert [item[0] if isinstance(item, tuple) else int(item) for item in items] == [
-        *(0, 1, 2, "SpecError", "SpecError", 10, 11)
-    ]
-    assert "int64, and now * of str" in items[3][1]
+    assert outline(mixed) == [0, 1, 2, "SpecError", "SpecError", 10, 11, 12]
+    assert "int64, and now * of str" in collect(iterate(mixed))[3][1]
     with pytest.raises(SpecError, match="one structure and dtype"):
         _ = mixed.element_spec
+    rows = Dataset.from_tensor_slices([[1, 2], [3, 4]]).concatenate(Dataset.from_tensor_slices([[1, 2, 3]]))
+    assert rows.element_spec == TensorSpec((None,), "int64"), "the spec covers both"
+    assert [len(x) for x in rows] == [2, 2, 3]
 
 
 def test_a_part_without_elements_need_not_tell_what_they_are() -> None:
@@ -88,16 +84,10 @@ def test_a_predicate_must_return_one_bool() -> None:
     answers: list[Any] = [1, None, "yes", np.array([True]), np.float32(1)]
     for answer in answers:
         items = collect(iterate(Dataset.range(3).filter(lambda x, answer=answer: answer if x == 1 else True)))
-        assert items[0] == 0
-        assert items[1][0] == "SpecError", answer
+        assert [items[0], items[1][0], items[2]] == [0, "SpecError", 2], answer
         assert "must return one bool, got" in items[1][1], answer
-        assert items[2] == 2
-
-
-def test_the_predicate_cannot_change_the_element() -> None:
     dataset = Dataset.from_tensor_slices(np.ones((2, 2))).map(lambda row: row + 1)
-    items = collect(iterate(dataset.filter(lambda row: bool(row.fill(0)) or True)))
-    assert [item.tolist() for item in items] == [[2, 2], [2, 2]]
+    assert outline(dataset.filter(lambda row: bool(row.fill(0)) or True)) == [[2, 2], [2, 2]], "it cannot change it"
 
 
 INVERSE = Dataset.from_tensor_slices([1, 2, 0, 4, 5]).map(lambda x: 1 / int(x))
@@ -118,12 +108,9 @@ def test_an_empty_dataset_ends() -> None:
         assert list(Dataset.range(0).repeat(count)) == []
         assert list(Dataset.range(4).filter(lambda x: False).repeat(count)) == []
         assert Dataset.range(0).repeat(count).cardinality() == 0
-
-
-def test_of_so_many_passes_each_may_give_something() -> None:
     num_asked = itertools.count()
     some = Dataset.range(1).filter(lambda _: next(num_asked) % 3 == 2)
-    assert [int(x) for x in some.repeat(9)] == [0, 0, 0]
+    assert [int(x) for x in some.repeat(9)] == [0, 0, 0], "of so many passes each may give something"
     assert list(some.repeat()) == []  # the first pass of one for ever gives nothing
 
 
@@ -138,8 +125,7 @@ def test_more_than_a_block_is_passed_over_and_nothing_is_read_beyond_the_last_el
 
 
 def test_errors_keep_their_places_and_end_nothing() -> None:
-    items = collect(iterate(Dataset.range(9).take_while(lambda x: 6 // int(x - 2) != 2)))
-    assert [item[0] if isinstance(item, tuple) else int(item) for item in items] == [0, 1, "ZeroDivisionError", 3, 4]
+    assert outline(Dataset.range(9).take_while(lambda x: 6 // int(x - 2) != 2)) == [0, 1, "ZeroDivisionError", 3, 4]
     iterator = iterate(Dataset.range(9).take_while(lambda x: bool(1 // int(x - 1) < 5)))
     next(iterator)
     with pytest.raises(ZeroDivisionError) as caught:
@@ -161,17 +147,14 @@ def test_every_value_at_its_first_place() -> None:
             _ = dataset.element_spec
 
 
-FIRST, SECOND = Dataset.range(5), Dataset.range(10, 13)
-
-
 def test_zip_ends_with_the_shortest() -> None:
     expected = [(0, 10), (1, 11), (2, 12)]
-    assert [(int(a), int(b)) for a, b in Dataset.zip(FIRST, SECOND)] == expected
-    assert [(int(a), int(b)) for a, b in Dataset.zip((FIRST, SECOND))] == expected
-    dataset = Dataset.zip({"a": FIRST, "rest": (SECOND, Dataset.zip(FIRST, SECOND))})
+    assert [(int(a), int(b)) for a, b in Dataset.zip(Dataset.range(5), B)] == expected
+    assert [(int(a), int(b)) for a, b in Dataset.zip((Dataset.range(5), B))] == expected
+    dataset = Dataset.zip({"a": Dataset.range(5), "rest": (B, Dataset.zip(Dataset.range(5), B))})
     assert int(next(iter(dataset))["rest"][1][1]) == 10
     assert dataset.element_spec["rest"][1] == (TensorSpec((), "int64"), TensorSpec((), "int64"))
-    items = collect(iterate(Dataset.zip(FIRST.map(lambda x: 4 // int(x - 1)), SECOND)))
+    items = collect(iterate(Dataset.zip(Dataset.range(5).map(lambda x: 4 // int(x - 1)), B)))
     assert [item[0] for item in items] == [-4, "ZeroDivisionError", 4]
     assert [int(item[1]) for item in items[::2]] == [10, 12], "an error takes one place of all"
 
@@ -188,3 +171,50 @@ def test_options_of_all_inputs_are_merged() -> None:
     assert (merged.autotune.cpu_budget, merged.autotune.ram_budget, merged.seed) == (2, 9, 4)
     with pytest.raises(InvalidArgumentError, match="cannot be changed"):
         merged.seed = 3
+
+
+def choose(*choices: int, stop: bool = True) -> list[int]:
+    numbers = Dataset.from_tensor_slices(list(choices))
+    return [int(x) for x in Dataset.choose_from_datasets([A, B], numbers, stop_on_empty_dataset=stop)]
+
+
+def test_choices_name_the_datasets() -> None:
+    assert choose(1, 1, 0, 1, 0) == [10, 11, 0, 12, 1]
+    assert choose(0, 0, 0, 0, 1) == [0, 1, 2]
+    assert choose(0, 0, 0, 0, 1, stop=False) == [0, 1, 2, 10]
+
+
+def test_a_choice_out_of_range_is_an_error_in_its_place() -> None:
+    for wrong in (2, -1):
+        dataset = Dataset.choose_from_datasets([A, B], Dataset.from_tensor_slices([0, wrong, 1]))
+        assert outline(dataset) == [0, "InvalidArgumentError", 10]
+        assert f"0 .. 1, got {wrong}" in collect(iterate(dataset))[1][1]
+    for numbers in (Dataset.from_tensors(0.5), Dataset.from_tensors([0]), Dataset.from_tensors("a"), Dataset.zip(A, A)):
+        first = collect(iterate(Dataset.choose_from_datasets([A, B], numbers)))[0]
+        assert "must be one whole number" in first[1]
+
+
+def test_all_elements_are_sampled_once() -> None:
+    elements = [int(x) for x in Dataset.sample_from_datasets([A, B], seed=5)]
+    assert sorted(elements) == [0, 1, 2, 10, 11, 12]
+    assert [x for x in elements if x < 10] == [0, 1, 2]
+    endless = Dataset.from_tensors(7).repeat()
+    dataset = Dataset.sample_from_datasets([A, endless], seed=1, stop_on_empty_dataset=True)
+    assert [x for x in map(int, dataset) if x != 7] == [0, 1, 2], "an empty dataset may end it"
+
+
+def test_weights_are_shares() -> None:
+    parts = [Dataset.from_tensors(number).repeat() for number in range(4)]
+    (batch,) = Dataset.sample_from_datasets(parts, [1, 0, 2, 1], seed=2).batch(4000).take(1)
+    counts = [int((batch == number).sum()) for number in range(4)]
+    assert counts[1] == 0
+    assert [abs(count - 1000 * share) < 120 for count, share in zip(counts, [1, 0, 2, 1], strict=True)] == [True] * 4
+    assert [int(x) for x in Dataset.sample_from_datasets([A, B], [0, 1])] == [10, 11, 12]
+    assert [int(x) for x in Dataset.sample_from_datasets([A, B], [0.5, -1])] == [0, 1, 2]
+
+
+def test_choices_change_with_the_epoch_only_if_asked() -> None:
+    for again in (False, True):
+        parts = [Dataset.range(20), Dataset.range(20, 40)]
+        dataset = Dataset.sample_from_datasets(parts, seed=1, rerandomize_each_iteration=again)
+        assert ([int(x) for x in dataset] == [int(x) for x in dataset]) is not again

@@ -1,10 +1,14 @@
+"""Orders of shuffles, and the memory that they take."""
+
 from __future__ import annotations
 
 import itertools
 import json
 import pickle
+import weakref
 from collections import Counter
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,10 +17,12 @@ from raydist.core.errors import UnavailableError
 from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, OptimizationOptions, Options
-from raydist.pipelines.ops.gather import _bytes_of
+from raydist.pipelines.elements.columns import KeptColumn, RemoteColumn, StoredColumn, concat_columns
+from raydist.pipelines.engine import shuffle_buffer
+from raydist.pipelines.engine.shuffle_buffer import sparse_slots
 from raydist.pipelines.ops.shuffle import sources_of_outputs
 from tests.contracts.op import collect, iterate, same
-from tests.pipelines.storing_executor import StoringExecutor
+from tests.pipelines.storing_executor import InStore, StoringExecutor
 
 
 def order(dataset: Dataset) -> list[int]:
@@ -142,16 +148,6 @@ def test_the_seed_of_an_order_that_is_kept_is_part_of_the_state() -> None:
         assert list(resumed) == rest, f"maker {number}"
 
 
-def test_a_state_without_the_seed_of_a_kept_order_is_one_of_this_dataset() -> None:
-    dataset = _kept_order(30)
-    first = dataset.as_numpy_iterator()
-    next(first)
-    state = {key: value for key, value in first.state_dict().items() if key != "own_seeds"}
-    resumed = dataset.as_numpy_iterator()
-    resumed.load_state_dict(state)
-    assert list(resumed) == list(first)
-
-
 def test_rows_in_the_object_store_stay_within_the_budget() -> None:
     def read(ram_budget: int | None) -> int:
         options = Options(autotune=AutotuneOptions(ram_budget=ram_budget))
@@ -178,15 +174,50 @@ def test_indices_move_and_rows_are_read_behind() -> None:
     assert "gather(" not in Dataset.range(20).shuffle(5).explain(), "only numbers move"
 
 
-def test_it_is_known_how_large_rows_of_numbers_are() -> None:
-    images = Dataset.from_tensor_slices({"image": np.zeros((20, 3)), "label": np.zeros(20, np.int32)})
-    assert _bytes_of(images.element_spec) == 28
-    assert _bytes_of(ROWS.element_spec) is None
-
-
 def test_a_consecutive_read_is_a_view() -> None:
     source = np.arange(60).reshape(20, 3)
     access = Dataset.from_tensor_slices(source)._op.random_access()
     assert access is not None
     assert np.shares_memory(access.gather(np.arange(4, 9)).columns[0], source)
     assert not np.shares_memory(access.gather(np.array([4, 6])).columns[0], source)
+
+
+def held(*rows_of_blocks: list[int]) -> RemoteColumn:
+    """A column of some rows of blocks of 10 rows of 80 bytes."""
+    blocks = [RemoteColumn.of(KeptColumn(np.zeros((10, 10)))) for _ in rows_of_blocks]
+    parts = [block[np.array(rows, np.int64)] for block, rows in zip(blocks, rows_of_blocks, strict=True)]
+    return cast(RemoteColumn, concat_columns(cast(Any, parts)))
+
+
+def test_rows_of_the_sparsest_blocks_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sparse_slots(held([0, 1, 2, 3, 4, 5, 6], [4, 5, 6, 7, 8, 9]), 0) == [], "most rows are in use"
+    column = held([0, 1, 2, 3], [0], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 1], [3])
+    assert [group.tolist() for group in sparse_slots(column, 0)] == [[0, 1, 2, 3, 4, 15, 16, 17]]
+    monkeypatch.setattr(shuffle_buffer, "_COPY_BYTES", 160)
+    assert [group.tolist() for group in sparse_slots(column, 0)] == [[4, 17], [15, 16], [0, 1, 2, 3]]
+    monkeypatch.setattr(shuffle_buffer, "_MOST_COPIES", 1)
+    assert [group.tolist() for group in sparse_slots(column, 0)] == [[4, 17]]
+
+
+def test_a_shuffle_takes_little_more_than_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shuffle_buffer, "_COPY_BYTES", 8 * 500)
+    living: weakref.WeakSet[StoredColumn] = weakref.WeakSet()
+    made = InStore.put.__func__  # type: ignore[attr-defined]
+
+    def put(cls: type[InStore], column: Any) -> InStore:
+        stored: InStore = made(cls, column)
+        living.add(stored)
+        return stored
+
+    monkeypatch.setattr(InStore, "put", classmethod(put))
+    dataset = Dataset.range(75_000).map(lambda x: x * 2).shuffle(10_000, seed=3).batch(100)
+    expected = [row for batch in collect(iterate(dataset)) for row in batch.tolist()]
+    for spare_bytes in (0, 1 << 30):
+        monkeypatch.setattr(shuffle_buffer, "_SPARE_BYTES", spare_bytes)
+        found, most = [], 0
+        for number, batch in enumerate(iterate(dataset, StoringExecutor)):
+            found += batch.tolist()
+            if number > 250:
+                most = max(most, sum(stored.shape[0] for stored in living))
+        assert found == expected
+        assert (most < 30_000) == (spare_bytes == 0), most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import warnings
@@ -23,8 +24,10 @@ from raydist.pipelines.optimize.rewrites import REWRITES
 from raydist.pipelines.run.plan import make_plan
 from tests.contracts.op import check_op, collect, is_error, iterate, same
 from tests.pipelines.model import recorder
-from tests.pipelines.random_functions import jitter
-from tests.pipelines.random_pipelines import Pipeline, pipelines
+from tests.pipelines.random_pipelines import Pipeline, jitter, pipelines
+
+FLAGS = OptimizationOptions.names()
+LIMIT = 60
 
 
 def optimised_names(dataset: Dataset, **flags: bool) -> list[str]:
@@ -43,10 +46,20 @@ def plan_of(dataset: Dataset, flags: dict[str, bool]) -> Plan:
     return make_plan(dataset._op, Options(optimization=OptimizationOptions(**chosen)))
 
 
+def items_of(dataset: Dataset, limit: int = LIMIT) -> list[Any]:
+    with warnings.catch_warnings(), contextlib.closing(iterate(dataset)) as iterator:
+        warnings.filterwarnings("ignore", "map_vectorization")
+        return collect(iterator, limit)
+
+
+def with_flags(dataset: Dataset, **flags: bool) -> Dataset:
+    return dataset.with_options(Options(optimization=OptimizationOptions(**flags)))
+
+
 def assert_same(dataset: Dataset, flag: str) -> list[Any]:
     """Elements and errors, spec and cardinality are the same with `flag` on and off. Returns the elements."""
-    both = [dataset.with_options(Options(optimization=OptimizationOptions(**{flag: on}))) for on in (True, False)]
-    on, off = [collect(iterate(one), 200) for one in both]
+    both = [with_flags(dataset, **{flag: value}) for value in (True, False)]
+    on, off = [items_of(one, 200) for one in both]
     assert same(on, off), f"{flag} changes {off} to {on}"
     assert both[0].cardinality() == both[1].cardinality()
     if not all(map(is_error, on)):
@@ -168,48 +181,26 @@ def test_elements_errors_and_shapes_stay() -> None:
     assert len(on_threads) == len(items) == 10
 
 
-FLAGS = OptimizationOptions.names()
-LIMIT = 60
-
-
-def items_of(dataset: Dataset) -> list[object]:
-    iterator = iterate(dataset)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "map_vectorization")
-        items = collect(iterator, LIMIT)
-    iterator.close()
-    return items
-
-
-def with_flag(dataset: Dataset, flag: str, on: bool) -> Dataset:
-    return dataset.with_options(Options(optimization=OptimizationOptions(**{flag: on})))
-
-
 def test_every_rewrite_has_a_setting_and_every_setting_a_rewrite() -> None:
     in_stages = {"map_fusion", "filter_fusion"}  # these cut stages: see `fuse`
     assert {rewrite.flag for rewrite in REWRITES} | in_stages == set(FLAGS)
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-@settings(max_examples=25)
-@given(pipeline=pipelines())
+@settings(max_examples=200)
+@given(flag=st.sampled_from(FLAGS), pipeline=pipelines())
 def test_a_setting_changes_no_element(flag: str, pipeline: Pipeline) -> None:
-    dataset = pipeline.build()
-    on, off = [with_flag(dataset, flag, value) for value in (True, False)]
+    on, off = [with_flags(pipeline.build(), **{flag: value}) for value in (True, False)]
     assert same(items_of(on), items_of(off))
     assert on.cardinality() == off.cardinality()
 
 
 @given(pipeline=pipelines(), flags=st.fixed_dictionaries({flag: st.booleans() for flag in FLAGS}), data=st.data())
 def test_all_settings_together(pipeline: Pipeline, flags: dict[str, bool], data: st.DataObject) -> None:
-    flags["map_vectorization"] = False
-    dataset = pipeline.build()
-    chosen = dataset.with_options(Options(optimization=OptimizationOptions(**flags)))
-    elements = items_of(dataset)
-    saved = iterate(chosen)
+    chosen = with_flags(pipeline.build(), **{**flags, "map_vectorization": False})
+    elements = items_of(pipeline.build())
     done = data.draw(st.integers(0, len(elements)))
+    saved, resumed = iterate(chosen), iterate(chosen, epoch=5)
     assert same(collect(saved, done), elements[:done])
-    resumed = iterate(chosen, epoch=5)
     resumed.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     assert same(collect(resumed, LIMIT - done), elements[done:])
     saved.close()
@@ -218,7 +209,7 @@ def test_all_settings_together(pipeline: Pipeline, flags: dict[str, bool], data:
 
 def test_a_state_of_other_stages_is_refused() -> None:
     dataset = Dataset.range(9).map(abs).map(abs)
-    state = iterate(with_flag(dataset, "map_fusion", False)).state_dict()
+    state = iterate(with_flags(dataset, map_fusion=False)).state_dict()
     with pytest.raises(ValueError, match="The state must be of this pipeline"):
         iterate(dataset).load_state_dict(state)
 

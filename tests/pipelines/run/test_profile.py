@@ -22,7 +22,7 @@ from raydist.pipelines.metering.stats import PipelineStats, summarise
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.profile import draw, render_page, run_profile
 from raydist.pipelines.sources.range import RangeOp
-from tests.pipelines.refusals import check_refused
+from tests.pipelines.tables import check_refused
 
 
 def rows_of(trace: Path) -> dict[str, set[str]]:

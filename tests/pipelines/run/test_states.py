@@ -18,7 +18,7 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.saved_state import counts_in, require_state, state_errors, texts_in
 from raydist.pipelines.run.joined_states import join_states, join_workers, split_state, split_workers
-from tests.pipelines.refusals import check_refused
+from tests.pipelines.tables import check_refused
 
 
 def test_states() -> None:

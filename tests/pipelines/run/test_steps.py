@@ -23,7 +23,7 @@ from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, SplitRule, balanced, cut_batch, deal, per_batch
 from raydist.pipelines.run.steps import DealtElements, Element, GlobalBatches, StepSource, WorkerBatches, element_views
-from tests.pipelines.refusals import check_refused
+from tests.pipelines.tables import check_refused
 
 PAIR = flatten((0, 1))[1]
 rows_counts = st.integers(0, 40)

@@ -1,11 +1,23 @@
-"""Tables of calls that must be refused."""
+"""What tables of cases are compared with: calls that must be refused, elements and errors as plain values."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
-__all__ = ["check_refused"]
+import numpy as np
+
+from raydist.dataset import Dataset
+from tests.contracts.op import EXECUTORS, MakeExecutor, collect, is_error, iterate
+
+__all__ = ["check_refused", "outline"]
+
+
+def outline(dataset: Dataset, make_executor: MakeExecutor = EXECUTORS[0]) -> list[Any]:
+    """Elements of one leaf as Python values, and errors as the names of their classes."""
+    items = collect(iterate(dataset, make_executor))
+    return [item[0] if is_error(item) else np.asarray(item).tolist() for item in items]
 
 
 def check_refused(kind: type[BaseException], cases: Iterable[tuple[Callable[[], object], str]]) -> None:
