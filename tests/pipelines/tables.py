@@ -1,4 +1,4 @@
-"""What tables of cases are compared with: calls that must be refused, elements and errors as plain values."""
+"""What tables of cases are compared with: calls of a function, errors, elements and errors as plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import numpy as np
 from raydist.dataset import Dataset
 from tests.contracts.op import EXECUTORS, MakeExecutor, collect, is_error, iterate
 
-__all__ = ["check_refused", "outline"]
+__all__ = ["check_refused", "outline", "recorder"]
+
+
+def recorder(calls: list[int]) -> Callable[[Any], Any]:
+    """A map function that changes nothing and notes what it was called with."""
+
+    def note(x: Any) -> Any:
+        calls.append(int(x))
+        return x
+
+    return note
 
 
 def outline(dataset: Dataset, make_executor: MakeExecutor = EXECUTORS[0]) -> list[Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-__all__ = ["in_threads", "quick_switches"]
+__all__ = ["in_threads", "pipeline_threads", "quick_switches"]
 
 
 @pytest.fixture
@@ -42,15 +43,6 @@ def in_threads(count: int, work: Callable[[], None]) -> None:
         raise errors[0]
 
 
-# Threads of strategies that fixtures keep open, by the beginnings of their names.
-OF_STRATEGIES = (
-    *("raydist-background", "raydist-checkpoint", "raydist-closes", "raydist-collectives", "raydist-coordinator"),
-    *("raydist-deadlock", "raydist-dispatch", "raydist-input", "raydist-keeps-ray", "raydist-loop", "raydist-metrics"),
-    *("raydist-piece", "raydist-release", "raydist-rendezvous", "raydist-shard", "raydist-summaries"),
-)
-
-
 def pipeline_threads() -> list[threading.Thread]:
-    """Threads of pipelines that run now."""
-    ours = [thread for thread in threading.enumerate() if thread.name.startswith("raydist-")]
-    return [thread for thread in ours if not thread.name.startswith(OF_STRATEGIES)]
+    """Threads of pipelines that run now, and not those of strategies and pools that fixtures keep open."""
+    return [each for each in threading.enumerate() if re.fullmatch(r"raydist-(?!input)\w+-\d+(-prefetch)?", each.name)]

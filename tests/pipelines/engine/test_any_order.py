@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,38 +14,12 @@ import pytest
 from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
-from raydist.pipelines.engine.executor import Executor, Pending
-from raydist.pipelines.engine.kernel import StageSpec, run_stage
+from raydist.pipelines.engine.executor import Executor
 from tests.contracts.op import collect, is_error, iterate
+from tests.pipelines.engine.toy_stages import ToyPool
 
 ANY_ORDER = Options(deterministic=False)
-
-
-@final
-class LuckyPool(Executor):
-    """An executor that finishes blocks in a random order."""
-
-    def __init__(self, seed: int, window: int = 4) -> None:
-        self.window = self.num_workers = window
-        self._random = random.Random(seed)
-
-    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        lucky, made = self._random, run_stage(spec, block, starts)
-
-        class Work(Pending):
-            def done(self) -> bool:
-                return lucky.random() < 0.3
-
-            def result(self) -> StageResult:
-                return made
-
-        return Work()
-
-    def close(self) -> None:
-        """Nothing to stop."""
 
 
 def fails_sometimes(x: np.int64) -> tuple[Any, float]:
@@ -80,7 +54,7 @@ def test_a_state_of_a_wide_window_goes_on_in_a_narrow_one(window: int) -> None:
     for seed in range(8):
         got: list[Any] = []
         state: dict[str, Any] | None = None
-        for pool, count in ((LuckyPool(seed, 6), 20), (LuckyPool(1, window), 5), (LuckyPool(2, 3), 60)):
+        for pool, count in ((ToyPool(6, seed), 20), (ToyPool(window, 1), 5), (ToyPool(3, 2), 60)):
             iterator = iterate(dataset, lambda options, pool=pool: pool)  # type: ignore[misc]  # a default
             if state is not None:
                 iterator.load_state_dict(state)
@@ -102,7 +76,7 @@ def test_nothing_is_lost_or_doubled_wherever_one_stops(name: str) -> None:
     pools = iter(range(10**6))
 
     def pool(options: Options) -> Executor:
-        return LuckyPool(next(pools))
+        return ToyPool(4, next(pools))
 
     expected = flat(collect(iterate(DATASETS[name])))
     first = iterate(dataset, pool)
@@ -130,7 +104,7 @@ def test_nothing_is_lost_or_doubled_wherever_one_stops(name: str) -> None:
 
 def test_the_order_is_another_one_where_it_may_be() -> None:
     numbers = Dataset.range(200)
-    items = collect(iterate(numbers.map(lambda x: x, deterministic=False), lambda options: LuckyPool(1)))
+    items = collect(iterate(numbers.map(lambda x: x, deterministic=False), lambda options: ToyPool(4, 1)))
     assert items != sorted(items)
     assert sorted(items) == list(range(200))
     for dataset in (
@@ -138,7 +112,7 @@ def test_the_order_is_another_one_where_it_may_be() -> None:
         numbers.map(lambda x: x),
         numbers.map(lambda x: x).scan(0, lambda total, x: (total, x)).with_options(ANY_ORDER),  # its states reach back
     ):
-        assert collect(iterate(dataset, lambda options: LuckyPool(1))) == list(range(200))
+        assert collect(iterate(dataset, lambda options: ToyPool(4, 1))) == list(range(200))
 
 
 def test_a_slow_element_does_not_hold_back_others() -> None:
@@ -158,13 +132,16 @@ def test_a_slow_element_does_not_hold_back_others() -> None:
 
 
 def test_an_input_that_is_another_one_is_an_error() -> None:
-    makers: list[Callable[[int], Dataset]] = [
-        lambda count: Dataset.range(count).map(lambda x: x, deterministic=False),
-        lambda count: Dataset.range(2).interleave(lambda x: Dataset.range(count), cycle_length=2),
+    def woven(count: int) -> Dataset:  # the states of so many are too long to be saved: all are read again
+        return Dataset.range(60).interleave(lambda x: Dataset.range(count).shuffle(5).map(lambda y: y), 60)
+
+    makers: list[tuple[Callable[[int], Dataset], int]] = [
+        (lambda count: Dataset.range(count).map(lambda x: x, deterministic=False), 20),
+        (woven, 250),
     ]
-    for of in makers:
-        iterator, other = (iterate(of(count), lambda options: LuckyPool(3)) for count in (50, 2))
-        assert not any(map(is_error, collect(iterator, 20)))
+    for of, read in makers:
+        iterator, other = (iterate(of(count), lambda options: ToyPool(4, 3)) for count in (50, 2))
+        assert not any(map(is_error, collect(iterator, read)))
         other.load_state_dict(iterator.state_dict())
         with pytest.raises(FailedPreconditionError, match="the same (elements )?again to resume"):
             next(other)

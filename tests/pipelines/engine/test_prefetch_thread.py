@@ -24,7 +24,7 @@ from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from tests.contracts.op import MakeExecutor, iterate
-from tests.pipelines.model import recorder
+from tests.pipelines.tables import recorder
 
 ROW_BYTES = 100
 

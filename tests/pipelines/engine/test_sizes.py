@@ -142,7 +142,7 @@ def test_requests_grow_while_elements_are_quick_and_small(monkeypatch: pytest.Mo
     assert ask(times=8, most=64) == [1, 2, 4, 8, 16, 32, 64, 64]
     assert max(ask(limit=3)) <= 3, "the caller's limit holds"
     assert set(ask(row_seconds=1.0)) == {1}
-    assert max(ask(row_seconds=0.001)) == 2
+    assert max(ask(row_seconds=0.0011)) == 2
     for row_bytes, most in ((200_000, 8), (1 << 20, 4), (3 << 20, 1), (1 << 16, 16)):
         assert max(ask(row_bytes=row_bytes)) == most
     assert max(ask(every=10)) == 4096, "a source that hands out fewer elements is asked for more"

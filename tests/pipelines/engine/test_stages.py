@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -21,46 +20,11 @@ from raydist.pipelines.engine.kernel import Kernel, StageSpec, join_results, run
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.run.plan import open_iterator
 from tests.contracts.op import collect, iterate
-from tests.pipelines.engine.toy_stages import SOURCE, block_of, divide, spec_of
-
-
-@final
-class Later(Pending):
-    def __init__(self, pool: LatePool, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
-        self.pool = pool
-        self.work = (spec, block, starts)
-
-    def result(self) -> StageResult:
-        self.pool.waiting.remove(self)
-        if self.pool.lost:
-            self.pool.lost.pop()
-            self.pool.waiting.appendleft(self)
-            raise UnavailableError("worker 1 is gone")
-        return run_stage(*self.work)
-
-
-@final
-class LatePool(Executor):
-    """An executor that works when a result is requested, and counts the blocks in flight."""
-
-    def __init__(self, window: int, lose: int = 0) -> None:
-        self.window = window
-        self.waiting: deque[Later] = deque()
-        self.most = 0
-        self.lost = [None] * lose
-        self.closed = False
-
-    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        self.waiting.append(Later(self, spec, block, starts))
-        self.most = max(self.most, len(self.waiting))
-        return self.waiting[-1]
-
-    def close(self) -> None:
-        self.closed = True
+from tests.pipelines.engine.toy_stages import SOURCE, ToyPool, block_of, divide, spec_of
 
 
 def test_a_window_of_blocks_is_kept_under_way() -> None:
-    pool = LatePool(3)
+    pool = ToyPool(3)
     dataset = Dataset.range(50).map(lambda x: x + 1)
     iterator = open_iterator(dataset._op, seed=0, epoch=0, options=Options(), executor=pool)
     assert iterator.next_block(4).rows() == [1, 2]
@@ -68,7 +32,7 @@ def test_a_window_of_blocks_is_kept_under_way() -> None:
     assert iterator.next_block(4).rows() == [3, 4]
     iterator.close()
     assert not pool.closed, "who made the executor closes it"
-    pool = LatePool(5)
+    pool = ToyPool(5)
     collect(iterate(Dataset.range(50).map(lambda x: x + 1, num_parallel_calls=2), lambda options: pool))
     assert pool.most == 2
     assert pool.closed
@@ -79,7 +43,7 @@ def test_the_index_in_a_note_is_right_behind_a_filter_on_any_executor() -> None:
         raise ValueError(f"element {x}")
 
     dataset = Dataset.range(200).filter(lambda x: x % 50 == 49).map(fails)
-    iterator = iterate(dataset, lambda options: LatePool(4))
+    iterator = iterate(dataset, lambda options: ToyPool(4))
     for number in range(4):
         with pytest.raises(ValueError, match="element") as caught:
             next(iterator)
@@ -90,7 +54,7 @@ def test_the_index_in_a_note_is_right_behind_a_filter_on_any_executor() -> None:
 def test_another_kind_of_element_is_an_error_wherever_blocks_are_cut() -> None:
     dataset = Dataset.range(300).map(lambda x: x if x < 250 else float(x))
     for window in (1, 4):
-        items = collect(iterate(dataset, lambda options, window=window: LatePool(window)))  # type: ignore[misc]
+        items = collect(iterate(dataset, lambda options, window=window: ToyPool(window)))  # type: ignore[misc]
         assert len(items) == 300
         assert all(item[0] == "SpecError" for item in items[250:])
     first = iterate(dataset)
@@ -101,7 +65,7 @@ def test_another_kind_of_element_is_an_error_wherever_blocks_are_cut() -> None:
 
 
 def test_a_lost_worker_loses_no_element() -> None:
-    pools = iter([LatePool(2, lose=1), LatePool(2)])
+    pools = iter([ToyPool(2, lose=1), ToyPool(2)])
     iterator = iterate(Dataset.range(10).map(lambda x: x).batch(5), lambda options: next(pools))
     with pytest.raises(UnavailableError):
         next(iterator)

@@ -129,11 +129,13 @@ def test_what_does_not_fit_is_an_error_in_its_place() -> None:
         (None, 0.5, "SpecError", "must be one scalar of int64, got 0.5"),
         (None, "x", "SpecError", "must be one scalar of int64"),
         (None, [1, 2], "SpecError", "must be one scalar of int64"),
-        (((5,),), None, "InvalidArgumentError", "padded_shapes must be a nest like the element"),
     ):
         items = collect(iterate(RAGGED.skip(1).padded_batch(2, shapes, value)))
         assert [item[0] for item in items] == [error, error], message
         assert message in items[0][1]
+    (item,) = collect(iterate(Dataset.zip(RAGGED, RAGGED).padded_batch(4, ((5,),))))
+    assert item[0] == "InvalidArgumentError"
+    assert "padded_shapes must be a nest like the element" in item[1]
     ranks = Dataset.range(2).map(lambda n: np.ones((1,) * int(n + 1)))
     (item,) = collect(iterate(ranks.padded_batch(2)))
     assert "must have one rank, got [1, 2]" in item[1]

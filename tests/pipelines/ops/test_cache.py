@@ -23,7 +23,7 @@ from raydist.pipelines.stored import write
 from raydist.pipelines.stored.cached_epoch import CachedEpochSettings, Recorder
 from raydist.pipelines.stored.containers import ChunkWriter
 from tests.contracts.op import check_op, collect, iterate, same
-from tests.pipelines.model import recorder
+from tests.pipelines.tables import recorder
 
 
 def test_what_is_random_before_it_is_frozen() -> None:

@@ -14,7 +14,7 @@ from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
 from raydist.pipelines.ops.nested import groups_of, rows_of
 from tests.contracts.op import collect, iterate
-from tests.pipelines.model import recorder
+from tests.pipelines.tables import recorder
 
 
 def copies(x: Any) -> Dataset:

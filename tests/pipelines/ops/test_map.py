@@ -21,8 +21,7 @@ from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.elements.tensor_functions import with_tensors
 from raydist.pipelines.ops.map import split_label
 from tests.contracts.op import EXECUTORS, collect, iterate, same
-from tests.pipelines.model import recorder
-from tests.pipelines.tables import check_refused, outline
+from tests.pipelines.tables import check_refused, outline, recorder
 
 Point = namedtuple("Point", ["x", "y"])
 

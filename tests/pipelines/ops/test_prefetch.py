@@ -29,8 +29,7 @@ from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from tests.contracts.op import EXECUTORS, MakeExecutor, check_op, collect, iterate
-from tests.pipelines.model import recorder
-from tests.pipelines.tables import outline
+from tests.pipelines.tables import outline, recorder
 from tests.pipelines.threads import pipeline_threads
 
 FIXED = Options(autotune=AutotuneOptions(enabled=False))

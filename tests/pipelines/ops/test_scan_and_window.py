@@ -22,8 +22,7 @@ from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
 from raydist.pipelines.engine import request_size
 from raydist.strategies.one_device import OneDeviceStrategy
 from tests.contracts.op import collect, iterate
-from tests.pipelines.model import recorder
-from tests.pipelines.tables import check_refused, outline
+from tests.pipelines.tables import check_refused, outline, recorder
 
 
 def running(total: Any, x: Any) -> Any:

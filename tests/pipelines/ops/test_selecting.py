@@ -16,9 +16,8 @@ from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.elements.spec import TensorSpec
 from tests.contracts.op import collect, iterate, same
-from tests.pipelines.model import recorder
 from tests.pipelines.storing_executor import StoringExecutor
-from tests.pipelines.tables import outline
+from tests.pipelines.tables import outline, recorder
 
 FIVE = Dataset.range(5).filter(lambda x: True)
 

@@ -23,8 +23,8 @@ from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.optimize.rewrites import REWRITES
 from raydist.pipelines.run.plan import make_plan
 from tests.contracts.op import check_op, collect, is_error, iterate, same
-from tests.pipelines.model import recorder
 from tests.pipelines.random_pipelines import Pipeline, jitter, pipelines
+from tests.pipelines.tables import recorder
 
 FLAGS = OptimizationOptions.names()
 LIMIT = 60

@@ -63,7 +63,9 @@ def test_short_epochs_follow_each_other(tmp_path: Path) -> None:
     profile = profiled.profile(0.1, tmp_path / "p.html")
     assert profile.epochs > 1
     assert "before the time was over" in str(profile)
-    assert [stage.name for stage in profile.stats.stages] == ["range-0", "map-1", "shuffle-2", "ignore_errors-3"]
+    assert [stage.name for stage in profile.stats.stages] == [
+        *("range-0", "map-1", "shuffle-2", "ignore_errors-3", "ignore_errors-3-prefetch")
+    ]
     assert profile.stats.stages[1].errors > 0
     assert profile.stats.elements > 20
     assert epochs(profiled) == epochs(plain), "later epochs are what they would have been"

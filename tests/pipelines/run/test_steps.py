@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.core.nest import flatten
+from raydist.core.nest import LEAF, flatten
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.collated import CollatedLeaf
 from raydist.pipelines.elements.object_leaves import ListLeaf, WholeLeaf
@@ -63,7 +63,8 @@ def test_pieces_put_together_are_the_batch(rows: int, replicas: int, rule: Split
 
 def test_what_cannot_be_cut() -> None:
     def cut(*batch: Any) -> object:
-        return cut_batch(batch, num_replicas=2, rule="per_batch", step=0, structure=PAIR if len(batch) == 2 else None)
+        structure = PAIR if len(batch) == 2 else LEAF
+        return cut_batch(batch, num_replicas=2, rule="per_batch", step=0, structure=structure)
 
     lengths = np.arange(4), np.arange(6)
     leaves: list[Any] = [np.int64(3), b"text", "text", np.array(1.0)]
