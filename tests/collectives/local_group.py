@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import final
 
@@ -15,7 +15,7 @@ import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.tensors import check_parts, check_reducible, check_root, describe_tensor, reduce_parts
-from raydist.collectives.translation import describe_operation
+from raydist.collectives.translation import describe_operation, describe_ranks
 from raydist.core.errors import (
     CancelledError,
     CollectiveMismatchError,
@@ -96,7 +96,7 @@ class LocalGroup(Communicator):
         with room.changed:
             room.arrived.add(self.rank)
             room.changed.notify_all()
-            self._await(lambda: len(room.arrived) == self.world_size, "rendezvous", self.timeout_s, fatal=True)
+            self._await(room.arrived, "rendezvous", self.timeout_s, fatal=True)
         return self
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
@@ -137,7 +137,7 @@ class LocalGroup(Communicator):
         def wait(timeout_s: float | None) -> None:
             limit_s = self.timeout_s if timeout_s is None else timeout_s
             with room.changed:
-                self._await(lambda: bool(meeting.results or meeting.error), name, limit_s, fatal=timeout_s is None)
+                self._await(meeting.brought, name, limit_s, fatal=timeout_s is None)
                 meeting.num_served += 1
                 if meeting.num_served == self.world_size:
                     del room.meetings[key]
@@ -155,17 +155,18 @@ class LocalGroup(Communicator):
         if failure is not None:
             raise type(failure)(f"{describe_operation(self.membership, operation)} was given up: {failure.message}")
 
-    def _await(self, done: Callable[[], bool], operation: str, limit_s: float, *, fatal: bool) -> None:
-        """Block until `done`. The caller must hold the lock `changed`."""
+    def _await(self, here: Collection[int], operation: str, limit_s: float, *, fatal: bool) -> None:
+        """Block until all ranks are `here`. The caller must hold the lock `changed`."""
         deadline = time.monotonic() + limit_s
-        while not done():
+        while len(here) < self.world_size:
             self._check(operation)
             left = deadline - time.monotonic()
             if left > 0:
                 self._room.changed.wait(left)
                 continue
+            missing = describe_ranks([rank for rank in range(self.world_size) if rank not in here])
             error = DeadlineExceededError(
-                f"{describe_operation(self.membership, operation)} timed out after {limit_s} s."
+                f"{describe_operation(self.membership, operation)} timed out after {limit_s} s. No sign of {missing}."
             )
             if fatal:
                 self._room.fail(error)

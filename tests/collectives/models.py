@@ -31,17 +31,6 @@ class Convolution(nn.Module):
         return result
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(1, 4, batch_first=True)
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.head(self.lstm(x.unsqueeze(2))[0][:, -1])
-        return result
-
-
 class Tied(nn.Module):
     """Two layers share a weight, one is unused, one is frozen."""
 
@@ -99,7 +88,6 @@ class Lookup(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(FEATURES, 1),
     "convolution": Convolution,
-    "recurrent": Recurrent,
     "tied": Tied,
     "checkpoint": lambda: Checkpointed(use_reentrant=False),
     "reentrant-checkpoint": lambda: Checkpointed(use_reentrant=True),
@@ -196,9 +184,6 @@ def assert_equal_parameters(expected: nn.Module, replicas: Sequence[nn.Module], 
             assert parameter.grad.layout == reference.grad.layout, name
             torch.testing.assert_close(parameter.grad.to_dense(), reference.grad.to_dense(), rtol=1e-9, atol=1e-12)
             assert not torch.equal(parameter, before[name]), f"{name} did not move"
-
-
-# --- ways in which training steps use gradients -----------------------------------------------------------------------
 
 
 def plain(model: nn.Module, backward: Callable[[], None]) -> None:
@@ -323,6 +308,17 @@ def on_two(start: nn.Module, body: Callable[[nn.Module, GradientReducer, int], N
         return replicas[group.rank]
 
     return run_ranks(2, main)
+
+
+def assert_gradients_of_one(
+    start: nn.Module,
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    body: Callable[[nn.Module, GradientReducer, int], None],
+) -> None:
+    """A body on two replicas leaves the gradients that one process accumulates over whole batches."""
+    expected = train_alone(copy.deepcopy(start), batches, lambda _, backward: backward())
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(expected), rtol=1e-12, atol=1e-15)
 
 
 def gradients_of(model: nn.Module) -> list[torch.Tensor | None]:

@@ -178,9 +178,6 @@ def _state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
-# --- operations that fail ---------------------------------------------------------------------------------------------
-
-
 class Begun(Protocol):
     """An operation under way; a `Work`, say."""
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import nn
 
 from raydist.collectives.delegating import LimitedCommunicator, RootReducingCommunicator, RootReduction
 from raydist.core.errors import DeadlineExceededError, SpecError
 from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
-from tests.collectives.models import assert_equal_parameters, build, rows, train_alone, train_together
+from tests.collectives.models import assert_equal_parameters, build, plain, rows, train_alone, train_together
 from tests.collectives.threads import run_ranks
 from tests.contracts import communicator as contract
-
-# --- delegating -------------------------------------------------------------------------------------------------------
 
 
 def test_a_call_ends_at_its_own_limit_and_others_at_theirs() -> None:
@@ -43,11 +40,8 @@ def test_a_call_ends_at_its_own_limit_and_others_at_theirs() -> None:
     assert max(run_ranks(2, body)) < 10
 
 
-# --- reducing to one --------------------------------------------------------------------------------------------------
-
-
-def wrapped(group: LocalGroup, root: int = 1) -> RootReducingCommunicator:
-    return RootReducingCommunicator(group, RootReduction(root))
+def wrapped(group: LocalGroup) -> RootReducingCommunicator:
+    return RootReducingCommunicator(group, RootReduction(1))
 
 
 def test_it_reduces_and_moves_as_any_other() -> None:
@@ -59,19 +53,7 @@ def test_it_reduces_and_moves_as_any_other() -> None:
     run_ranks(3, lambda group: contract.collect_rows(wrapped(group)))
 
 
-def test_the_order_is_that_of_ranks_and_the_result_the_roots() -> None:
-    # In float32 only this order gives 1.
-    brought = [1e8, -1e8, 1.0]
-
-    def body(group: LocalGroup) -> float:
-        tensor = torch.tensor([brought[group.rank]])
-        wrapped(group, root=2).all_reduce(tensor, ReduceOp.SUM).wait()
-        return tensor.item()
-
-    assert run_ranks(3, body) == [1.0] * 3
-
-
-def test_a_function_of_ones_own_adds_up() -> None:
+def test_a_function_of_ones_own_adds_up_in_the_order_of_ranks() -> None:
     seen: list[list[float]] = []
 
     def note(tensors: object) -> torch.Tensor:
@@ -79,50 +61,41 @@ def test_a_function_of_ones_own_adds_up() -> None:
         seen.append([tensor.item() for tensor in tensors])
         return torch.stack(tensors).sum(0)
 
-    def body(group: LocalGroup) -> tuple[float, float]:
+    brought = [1e8, -1e8, 1.0]  # in float32 only this order gives 1
+
+    def body(group: LocalGroup) -> tuple[float, ...]:
+        total, mean, most = (torch.tensor([float(value)]) for value in (brought[group.rank], group.rank, group.rank))
+        RootReducingCommunicator(group, RootReduction(2)).all_reduce(total, ReduceOp.SUM).wait()
         communicator = RootReducingCommunicator(group, RootReduction(1, note))
-        mean, most = torch.tensor([float(group.rank)]), torch.tensor([float(group.rank)])
         communicator.all_reduce(mean, ReduceOp.MEAN).wait()
         communicator.all_reduce(most, ReduceOp.MAX).wait()
-        return mean.item(), most.item()
+        return total.item(), mean.item(), most.item()
 
-    assert run_ranks(3, body) == [(1.0, 2.0)] * 3
+    assert run_ranks(3, body) == [(1.0, 1.0, 2.0)] * 3
     assert seen == [[0.0, 1.0, 2.0]]
+
+    def wrong(group: LocalGroup) -> None:
+        with pytest.raises(SpecError, match="accumulation_fn must return one tensor"):
+            RootReducingCommunicator(group, RootReduction(0, lambda tensors: torch.stack(list(tensors)))).all_reduce(
+                torch.ones(3), ReduceOp.SUM
+            ).wait()
+
+    run_ranks(1, wrong)
 
 
 def add_backwards(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(reversed(tensors))).sum(0)
 
 
-def descend(model: nn.Module, backward: Callable[[], None]) -> None:
-    model.zero_grad()
-    backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.add_(parameter.grad, alpha=-0.1)
-
-
 def test_gradients_are_those_of_one_device() -> None:
     start = build("convolution")
     batches = [rows(7, seed=1), rows(2, seed=2)]
-    expected = train_alone(copy.deepcopy(start), batches, descend)
+    expected = train_alone(copy.deepcopy(start), batches, plain)
     replicas = train_together(
         start,
         batches,
-        descend,
+        plain,
         world_size=3,
         wrap=lambda group: RootReducingCommunicator(group, RootReduction(2, add_backwards)),
     )
     assert_equal_parameters(expected, replicas, start=start)
-
-
-def test_what_it_returns_is_checked() -> None:
-    def body(group: LocalGroup) -> str:
-        communicator = RootReducingCommunicator(group, RootReduction(0, lambda tensors: torch.stack(list(tensors))))
-        if group.rank == 0:
-            with pytest.raises(SpecError, match="accumulation_fn must return one tensor"):
-                communicator.all_reduce(torch.ones(3), ReduceOp.SUM).wait()
-        return "done"
-
-    assert run_ranks(1, body) == ["done"]

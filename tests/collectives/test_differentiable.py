@@ -10,6 +10,7 @@ from raydist.collectives.base import Communicator
 from raydist.collectives.differentiable import all_gather, promote
 from raydist.core.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.core.values import ReduceOp
+from tests.cases import case
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.test_hierarchical import run_hosted
 from tests.collectives.threads import run_ranks, run_sharing
@@ -31,23 +32,19 @@ def all_reduce(
     return differentiable.all_reduce(group, promote(torch.as_tensor(value), op), op, weights)
 
 
-@pytest.mark.parametrize(
-    ("op", "expected"),
-    [("SUM", 6.0), ("MEAN", 2.0), ("MIN", 1.0), ("MAX", 3.0), ("PRODUCT", 6.0)],
-)
-def test_all_reduce_of_numbers(op: str, expected: float) -> None:
-    def body(group: LocalGroup) -> torch.Tensor:
-        return all_reduce(group, group.rank + 1, op)
+def test_all_reduce_of_numbers() -> None:
+    expected = {"SUM": 6.0, "MEAN": 2.0, "MIN": 1.0, "MAX": 3.0, "PRODUCT": 6.0}
 
-    for result in run_ranks(3, body):
-        assert result.item() == expected
-        assert result.dtype == (torch.float32 if op == "MEAN" else torch.int64)
-        assert not result.requires_grad
+    def body(group: LocalGroup) -> dict[str, torch.Tensor]:
+        counted = all_reduce(group, torch.tensor([True, group.rank == 0]), "SUM")
+        assert counted.tolist() == [3, 1]
+        return {op: all_reduce(group, group.rank + 1, op) for op in expected}
 
-
-def test_a_sum_of_truth_values_counts() -> None:
-    results = run_ranks(3, lambda group: all_reduce(group, torch.tensor([True, group.rank == 0]), "SUM"))
-    assert [result.tolist() for result in results] == [[3, 1]] * 3
+    for results in run_ranks(3, body):
+        assert {op: result.item() for op, result in results.items()} == expected
+        for op, result in results.items():
+            assert result.dtype == (torch.float32 if op == "MEAN" else torch.int64), op
+            assert not result.requires_grad, op
 
 
 def test_all_gather_of_ragged_rows() -> None:
@@ -83,80 +80,55 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("weights", [WEIGHTS, None, (0.75, 0.25, 0.0)], ids=["mean", "sum", "an empty replica"])
-@pytest.mark.parametrize("op", REDUCTIONS)
-def test_derivative_of_all_reduce(op: str, weights: tuple[float, ...] | None) -> None:
-    def body(group: LocalGroup) -> torch.Tensor:
-        rows = part(group.rank).requires_grad_()
-        own_loss(all_reduce(group, rows.sum(0), op, weights), rows, group.rank).backward()
-        assert rows.grad is not None
-        return rows.grad
+def test_derivatives(weights: tuple[float, ...] | None) -> None:
+    def body(group: LocalGroup) -> list[torch.Tensor]:
+        found = []
+        for op in (*REDUCTIONS, None):
+            rows = part(group.rank).requires_grad_()
+            shared = all_gather(group, rows, 0, weights) if op is None else all_reduce(group, rows.sum(0), op, weights)
+            own_loss(shared, rows, group.rank).backward()
+            assert rows.grad is not None
+            found.append(rows.grad)
+        return found
 
-    def together(parts: list[torch.Tensor]) -> torch.Tensor:
-        return REDUCTIONS[op](torch.stack([rows.sum(0) for rows in parts]), 0)
-
-    results = run_ranks(3, body)
-    expected = global_objective(together, weights or (1.0, 1.0, 1.0))
-    for rank in range(3):
-        if weights is None or weights[rank]:
-            torch.testing.assert_close(results[rank], expected[rank], rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("weights", [WEIGHTS, None], ids=["mean", "sum"])
-def test_derivative_of_all_gather(weights: tuple[float, ...] | None) -> None:
-    def body(group: LocalGroup) -> torch.Tensor:
-        rows = part(group.rank).requires_grad_()
-        own_loss(all_gather(group, rows, 0, weights), rows, group.rank).backward()
-        assert rows.grad is not None
-        return rows.grad
+    def together(op: str | None) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+        if op is None:
+            return torch.cat
+        return lambda parts: REDUCTIONS[op](torch.stack([rows.sum(0) for rows in parts]), 0)
 
     results = run_ranks(3, body)
-    for result, expected in zip(results, global_objective(torch.cat, weights or (1.0, 1.0, 1.0)), strict=True):
-        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-14)
+    for number, op in enumerate((*REDUCTIONS, None)):
+        expected = global_objective(together(op), weights or (1.0, 1.0, 1.0))
+        for rank in range(3):
+            if weights is None or weights[rank]:
+                with case(f"{op or 'all_gather'} on rank {rank}"):
+                    torch.testing.assert_close(results[rank][number], expected[rank], rtol=1e-12, atol=1e-14)
 
 
-def test_nan_of_an_empty_replica_stays_there() -> None:
-    def body(group: LocalGroup) -> torch.Tensor:
+def test_nan_of_an_empty_replica_stays_there_and_one_with_a_constant_serves_the_others() -> None:
+    def body(group: LocalGroup) -> list[list[float] | None]:
         value = torch.ones(2, requires_grad=True)
         result = all_reduce(group, value, "SUM", (1.0, 0.0))
         (result * (torch.nan if group.rank == 1 else 1.0)).sum().backward()
-        assert value.grad is not None
-        return value.grad
+        other = torch.ones(2, requires_grad=group.rank == 0)
+        all_reduce(group, other, "SUM", (0.5, 0.5)).sum().backward()
+        return [None if each.grad is None else each.grad.tolist() for each in (value, other)]
 
-    assert [gradient.tolist() for gradient in run_ranks(2, body)] == [[1.0, 1.0], [0.0, 0.0]]
-
-
-def test_a_replica_with_a_constant_serves_the_others() -> None:
-    def body(group: LocalGroup) -> list[float] | None:
-        value = torch.ones(2, requires_grad=group.rank == 0)
-        all_reduce(group, value, "SUM", (0.5, 0.5)).sum().backward()
-        return None if value.grad is None else value.grad.tolist()
-
-    assert run_ranks(2, body) == [[2.0, 2.0], None]
+    assert run_ranks(2, body) == [[[1.0, 1.0], [2.0, 2.0]], [[0.0, 0.0], None]]
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (lambda group: all_reduce(group, 1.0 if group.rank else 1, "SUM"), r"torch.int64.*torch.float32"),
-        (
-            lambda group: all_gather(group, ONE) if group.rank else all_reduce(group, ONE, "SUM"),
-            "all_reduce.*all_gather",
-        ),
-        (lambda group: all_gather(group, torch.ones(2, 3 + group.rank)), r"\(2, 3\).*\(2, 4\)"),
-    ],
-    ids=["dtype", "collective", "another dimension"],
-)
-def test_mismatch_is_an_error_everywhere(call: Callable[[LocalGroup], torch.Tensor], expected: str) -> None:
+def test_what_does_not_fit_is_an_error_everywhere() -> None:
+    calls: dict[str, Callable[[Communicator], torch.Tensor]] = {
+        r"torch.int64.*torch.float32": lambda group: all_reduce(group, 1.0 if group.rank else 1, "SUM"),
+        "all_reduce.*all_gather": lambda group: all_gather(group, ONE) if group.rank else all_reduce(group, ONE, "SUM"),
+        r"\(2, 3\).*\(2, 4\)": lambda group: all_gather(group, torch.ones(2, 3 + group.rank)),
+    }
+
     def body(group: LocalGroup) -> None:
-        with pytest.raises(CollectiveMismatchError, match="rank 0: .*rank 1: ") as caught:
-            call(group)
-        assert caught.match(expected)
-
-    run_ranks(2, body)
-
-
-def test_scalars_cannot_be_gathered() -> None:
-    def body(group: LocalGroup) -> None:
+        for expected, call in calls.items():
+            with pytest.raises(CollectiveMismatchError, match="rank 0: .*rank 1: ") as caught:
+                call(group)
+            assert caught.match(expected)
         with pytest.raises(InvalidArgumentError, match=r"reshape\(1\)"):
             all_gather(group, torch.tensor(1.0))
 

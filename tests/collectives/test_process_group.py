@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
@@ -30,41 +28,23 @@ from raydist.core.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
-    RaydistError,
     UnavailableError,
 )
 from raydist.core.values import ReduceOp
-from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import begin_threads
 
 pytestmark = pytest.mark.timeout(180)
-
-# --- process group ----------------------------------------------------------------------------------------------------
-
-# Starting interpreters that import torch takes most of the time.
-
-CPU = torch.device("cpu")
-
-
-def default_group_exists(communicator: Communicator) -> bool:
-    return torch.distributed.is_initialized()
-
-
-def test_the_process_wide_group_is_not_touched(gloo_team: ProcessTeam) -> None:
-    assert gloo_team.run(default_group_exists) == [False] * gloo_team.world_size
-
-
-def test_a_store_that_is_gone_is_named() -> None:
-    with RendezvousStore() as store:
-        membership = store.membership("g", generation=0, rank=0, world_size=1)
-    with pytest.raises(DeadlineExceededError, match=f"127.0.0.1:{membership.store_port}"):
-        open_communicator(membership, device=CPU, timeout_s=0.2)
 
 
 def test_two_groups_in_one_process_and_closing_twice() -> None:
     def body(rank: int) -> list[float]:
         groups = [
-            open_communicator(store.membership(name, generation=0, rank=rank, world_size=2), device=CPU, timeout_s=10.0)
+            open_communicator(
+                store.membership(name, generation=0, rank=rank, world_size=2),
+                device=torch.device("cpu"),
+                timeout_s=10.0,
+                backend="gloo",
+            )
             for name in ("one", "two")
         ]
         # The two groups are used in different orders by the ranks: they must not see each other.
@@ -76,13 +56,11 @@ def test_two_groups_in_one_process_and_closing_twice() -> None:
             groups[k].close()
         with pytest.raises(FailedPreconditionError, match="closed"):
             groups[0].all_reduce(tensors[0], ReduceOp.SUM)
+        assert not dist.is_initialized()  # the process-wide group is not touched
         return [tensor.item() for tensor in tensors]
 
     with RendezvousStore() as store:
         assert begin_threads({rank: functools.partial(body, rank) for rank in range(2)})() == {0: [3, 30], 1: [3, 30]}
-
-
-# --- nccl -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(dist.is_nccl_available(), reason="this PyTorch has NCCL")
@@ -103,14 +81,8 @@ def test_nccl_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tensor.tolist() == [1.0, 1.0]
 
 
-# --- translation ------------------------------------------------------------------------------------------------------
-
-MEMBERSHIP = Membership("g", generation=3, rank=1, world_size=4)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
+def test_known_messages() -> None:
+    table = [
         ("[pair.cc:553] Connection closed by peer [10.0.0.1]:2294. GLHF!", UnavailableError),
         ("[pair.cc:537] Read error [127.0.0.1]:9: Connection reset by peer", UnavailableError),
         ("writev [127.0.0.1]:9: Broken pipe", UnavailableError),
@@ -121,22 +93,15 @@ MEMBERSHIP = Membership("g", generation=3, rank=1, world_size=4)
         ("Invalid scalar type", InvalidArgumentError),
         ("all_reduce does not supporton complex tensors", InvalidArgumentError),
         ("something new", UnavailableError),
-    ],
-)
-def test_known_messages(text: str, kind: type[RaydistError]) -> None:
-    error = translate_torch_error(
-        RuntimeError(f"{text}\nException raised from somewhere"), MEMBERSHIP, "all_reduce(SUM)"
-    )
-    assert type(error) is kind
-    assert str(error) == f"all_reduce(SUM) by rank 1 of 4 (group 'g', generation 3) failed: {text}"
-
-
-def test_the_end_of_a_slice_is_no_failure() -> None:
+    ]
+    membership = Membership("g", generation=3, rank=1, world_size=4)
+    for text, kind in table:
+        error = translate_torch_error(RuntimeError(f"{text}\nException raised from"), membership, "all_reduce(SUM)")
+        assert type(error) is kind, text
+        assert str(error) == f"all_reduce(SUM) by rank 1 of 4 (group 'g', generation 3) failed: {text}"
+    # The end of a slice is no failure.
     assert is_slice_over(RuntimeError("Operation timed out!"))
     assert not is_slice_over(RuntimeError("Timed out waiting 2000ms for recv operation to complete"))
-
-
-# --- one generation of a process group --------------------------------------------------------------------------------
 
 
 class ManualWork:
@@ -144,7 +109,6 @@ class ManualWork:
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.error: RuntimeError | None = None
 
     def is_completed(self) -> bool:
         return self.done.is_set()
@@ -152,8 +116,6 @@ class ManualWork:
     def wait(self, limit: timedelta | None = None) -> None:
         if not self.done.wait(None if limit is None else limit.total_seconds()):
             raise RuntimeError("Operation timed out!")
-        if self.error is not None:
-            raise self.error
 
 
 class ManualBackend(ProcessGroupBackend):
@@ -172,50 +134,32 @@ class ManualBackend(ProcessGroupBackend):
         self.killed += 1
 
 
-@pytest.fixture
-def generation() -> Iterator[Generation]:
-    with RendezvousStore() as store:
-        membership = store.membership("g", generation=0, rank=0, world_size=1)
-        yield Generation.join(membership, ManualBackend(), timeout_s=0.2)
-
-
 def begin(generation: Generation, work: ManualWork) -> RawWork:
     return generation.submit("barrier", lambda _: work)
 
 
-def test_a_landed_work_counts_even_after_an_abort(generation: Generation) -> None:
-    work, pending = ManualWork(), ManualWork()
-    begin(generation, work)
-    work.done.set()
-    generation.abort()
-    generation.wait(work, "barrier", None)
-    with pytest.raises(CancelledError, match="rank 0 aborted group 'g', generation 0"):
-        generation.wait(pending, "barrier", None)
-
-
-def test_refused_arguments_do_not_fail_the_group(generation: Generation) -> None:
+def test_refused_arguments_do_not_fail_the_group_and_a_landed_work_counts_even_after_an_abort() -> None:
     def refuse(group: RawGroup) -> dist.Work:
         raise RuntimeError("Invalid scalar type")
 
-    with pytest.raises(InvalidArgumentError, match="barrier by rank 0 of 1"):
-        generation.submit("barrier", refuse)
-    begin(generation, ManualWork())
+    work, pending = ManualWork(), ManualWork()
+    with RendezvousStore() as store:
+        membership = store.membership("g", generation=0, rank=0, world_size=1)
+        generation = Generation.join(membership, ManualBackend(), timeout_s=0.2)
+        with pytest.raises(InvalidArgumentError, match="barrier by rank 0 of 1"):
+            generation.submit("barrier", refuse)
+        begin(generation, work)
+        work.done.set()
+        generation.abort()
+        generation.wait(work, "barrier", None)
+        with pytest.raises(CancelledError, match="rank 0 aborted group 'g', generation 0"):
+            generation.wait(pending, "barrier", None)
 
 
 class DeviceBackend(ManualBackend):
     """As of a GPU: waiting for work does not block the host."""
 
     host_runs_ahead = True
-
-
-@pytest.fixture
-def on_device() -> Iterator[tuple[Generation, DeviceBackend]]:
-    with RendezvousStore() as store:
-        backend = DeviceBackend()
-        membership = store.membership("g", generation=0, rank=0, world_size=1)
-        generation = Generation.join(membership, backend, timeout_s=0.5)
-        yield generation, backend
-        generation.leave()
 
 
 class DeviceWork(ManualWork):
@@ -232,26 +176,23 @@ class DeviceWork(ManualWork):
         self.waits += 1
 
 
-def test_the_host_does_not_wait_for_a_device(on_device: tuple[Generation, DeviceBackend]) -> None:
-    generation, _ = on_device
-    works = [DeviceWork() for _ in range(3)]
-    for work in works:
-        begin(generation, work)
-        generation.wait(work, "all_reduce", None)
-    assert [work.waits for work in works] == [1] * 3
-
-
-def test_a_watchdog_ends_a_group_whose_collective_hangs(on_device: tuple[Generation, DeviceBackend]) -> None:
-    generation, backend = on_device
-    done, hangs = DeviceWork(), DeviceWork()
-    begin(generation, done)
-    done.done.set()
-    begin(generation, hangs)
-    deadline = time.monotonic() + 10
-    while not backend.killed and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert backend.killed == 1
-    with pytest.raises(DeadlineExceededError, match=r"barrier by rank 0 .* given up: .*timed out after 0\.5 s"):
-        generation.wait(hangs, "barrier", None)
-    with pytest.raises(DeadlineExceededError, match="given up"):
-        begin(generation, DeviceWork())
+def test_the_host_does_not_wait_for_a_device_and_a_watchdog_ends_a_group_whose_collective_hangs() -> None:
+    with RendezvousStore() as store:
+        backend = DeviceBackend()
+        membership = store.membership("g", generation=0, rank=0, world_size=1)
+        generation = Generation.join(membership, backend, timeout_s=0.5)
+        works = [DeviceWork() for _ in range(3)]
+        for work in works:
+            begin(generation, work)
+            generation.wait(work, "all_reduce", None)
+        assert [work.waits for work in works] == [1] * 3
+        works[0].done.set()  # the others hang
+        deadline = time.monotonic() + 10
+        while not backend.killed and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert backend.killed == 1
+        with pytest.raises(DeadlineExceededError, match=r"barrier by rank 0 .* given up: .*timed out after 0\.5 s"):
+            generation.wait(works[1], "barrier", None)
+        with pytest.raises(DeadlineExceededError, match="given up"):
+            begin(generation, DeviceWork())
+        generation.leave()

@@ -117,9 +117,6 @@ class ThreadTeam(Team):
         assert not [group for group in self._groups.values() if isinstance(group, BaseException)], self._groups
 
 
-# --- threads that share memory ----------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def sharing_team(world_size: int, timeout_s: float = 20.0) -> Iterator[ThreadTeam]:
     """A team of threads that meet in shared memory."""

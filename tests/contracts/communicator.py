@@ -307,6 +307,9 @@ def refused_reductions(communicator: Communicator) -> list[str]:
     for parts in (too_many, too_many[:-2], [*too_many[:-2], torch.ones(3)]):
         with pytest.raises(InvalidArgumentError, match="one a rank"):
             communicator.all_gather(parts, torch.ones(2))
+    for root in (communicator.world_size, -1):
+        with pytest.raises(InvalidArgumentError, match=r"must be a rank of group .*, 0 to \d, got"):
+            communicator.broadcast(torch.ones(1), root)
     communicator.barrier()
     return messages
 
@@ -361,6 +364,7 @@ def check_hard_limit(team: Team) -> None:
         assert team.timeout_s * 0.5 < seconds < team.timeout_s + 2.0
         assert f"rank {rank} of {team.world_size}" in str(error)
         assert "all_reduce" in str(error)
+        assert "No sign of rank 0." in str(error)
     team.reform()
     check_asynchronous(team)
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
+import pytest
 import torch
 from cloudpickle import cloudpickle
 from torch import nn
@@ -102,6 +103,19 @@ class Mirror:
             guard.is_on = False
         self.replicas[rank].after_run()
         return result
+
+    def dispatch_within(self, monkeypatch: pytest.MonkeyPatch, method: str, step: Callable[[], object]) -> None:
+        """Have another thread's step dispatched while the driver fetches: once, behind what the replicas answer."""
+        call = self.link.call
+
+        def call_slowly(rank: int, called: Any, *args: Any) -> Any:
+            answered = call(rank, called, *args)
+            if called.__name__ == method:
+                monkeypatch.undo()
+                step()
+            return answered
+
+        monkeypatch.setattr(self.link, "call", call_slowly)
 
     @property
     def bytes_of_last(self) -> dict[str, int]:

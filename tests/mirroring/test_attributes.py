@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -51,7 +50,7 @@ def train(layer: nn.Linear, optimizer: torch.optim.Optimizer) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def test_eval_and_train(mirror: Mirror) -> None:
+def test_eval_and_train_and_the_later_one_counts(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
     flags = lambda: (model.training, model[1].training)  # noqa: E731
@@ -60,28 +59,12 @@ def test_eval_and_train(mirror: Mirror) -> None:
     assert mirror.run(flags) == [(False, False)] * 2
     mirror.run(lambda: model.train().training)
     assert model[1].training is True
+    mirror.run(lambda: model.train().training)
+    model.eval()
+    assert mirror.run(flags) == [(False, False)] * 2
 
 
-def test_mode_set_on_both_sides_follows_the_later_one(mirror: Mirror, layer: nn.Linear) -> None:
-    mirror.run(lambda: layer.eval().training)
-    mirror.run(lambda: layer.train().training)
-    layer.eval()
-    assert mirror.run(lambda: layer.training) == [False, False]
-
-
-def test_attributes_from_the_driver(mirror: Mirror) -> None:
-    model = counter(mirror)
-    mirror.run(lambda: model.count)
-    model.count = 5
-    model.history.append(7)
-    model.limits["high"] = 2.0
-    model.mask[0] = 1.0
-    model.note = "new"  # type: ignore[assignment]
-    seen = mirror.run(lambda: (model.count, model.history, model.limits["high"], model.mask.tolist(), model.note))
-    assert seen == [(5, [7], 2.0, [1.0, 0.0], "new")] * 2
-
-
-def test_attributes_from_the_replicas(mirror: Mirror) -> None:
+def test_attributes_follow_in_both_directions(mirror: Mirror) -> None:
     model = counter(mirror)
 
     def step() -> int:
@@ -92,9 +75,22 @@ def test_attributes_from_the_replicas(mirror: Mirror) -> None:
     assert mirror.run(step) == [1, 1]
     assert (model.count, model.history, model.limits) == (1, [1], {"high": 1.0})
     assert model.mask.tolist() == [1.0, 1.0]
+    model.count = 5
+    model.history.append(7)
+    model.limits["high"] = 2.0
+    model.mask[0] = 3.0
+    model.note = "new"  # type: ignore[assignment]
+    seen = mirror.run(lambda: (model.count, model.history, model.limits["high"], model.mask.tolist(), model.note))
+    assert seen == [(5, [1, 7], 2.0, [3.0, 1.0], "new")] * 2
+    mirror.run(lambda: setattr(model, "note", 1))
+    mirror.run(lambda: model.training)
+    model.note = 9  # type: ignore[assignment]  # the change of the step before the last is no conflict
+    assert mirror.run(lambda: model.note) == [9, 9]
+    del model.note
+    assert mirror.run(lambda: hasattr(model, "note")) == [False, False]
 
 
-def test_held_container_is_written_through(mirror: Mirror) -> None:
+def test_held_containers_are_written_through(mirror: Mirror) -> None:
     model = counter(mirror)
     limits = model.limits
     mirror.run(lambda: model.count)
@@ -103,9 +99,6 @@ def test_held_container_is_written_through(mirror: Mirror) -> None:
     mirror.run(lambda: model.limits.update(high=3.0))
     assert model.limits is limits
     assert limits["high"] == 3.0
-
-
-def test_held_param_group(mirror: Mirror) -> None:
     layer, optimizer, _ = schedule(mirror)
     group = optimizer.param_groups[0]
     mirror.run(train, layer, optimizer)
@@ -126,7 +119,7 @@ def test_scheduler_on_the_driver_without_a_warning(mirror: Mirror) -> None:
     assert "tensor_images" not in mirror.link.calls
 
 
-def test_scheduler_in_the_step(mirror: Mirror) -> None:
+def test_schedulers_in_the_step_one_of_which_was_made_after_the_first(mirror: Mirror) -> None:
     layer, optimizer, scheduler = schedule(mirror)
 
     def step() -> float:
@@ -138,33 +131,10 @@ def test_scheduler_in_the_step(mirror: Mirror) -> None:
     assert scheduler.get_last_lr() == [0.125]
     assert optimizer.param_groups[0]["lr"] == 0.125
     assert scheduler.state_dict()["last_epoch"] == 3
-
-
-def test_scheduler_made_after_the_first_step(mirror: Mirror) -> None:
-    layer, optimizer, _ = schedule(mirror)
-    mirror.run(train, layer, optimizer)
     with mirror.scope():
         later = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.1)
-
-    def step() -> None:
-        train(layer, optimizer)
-        later.step()
-
-    mirror.run(step)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
-
-
-def test_parameter_group_added_later(mirror: Mirror) -> None:
-    layer: Any
-    layer, optimizer, _ = schedule(mirror)
-    mirror.run(train, layer, optimizer)
-    with mirror.scope():
-        layer.extra = nn.Linear(2, 1)
-    optimizer.add_param_group({"params": layer.extra.parameters(), "lr": 0.5})
-    groups = lambda: [(group["lr"], len(group["params"])) for group in optimizer.param_groups]  # noqa: E731
-    assert mirror.run(groups) == [[(1.0, 1), (0.5, 2)]] * 2
-    assert len(mirror.replicas[0].parameters()) == 3
-    assert mirror.run(lambda: optimizer.param_groups[1]["params"][0] is layer.extra.weight) == [True, True]
+    mirror.run(lambda: later.step())
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0125)
 
 
 def test_forward_hook_of_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
@@ -173,16 +143,6 @@ def test_forward_hook_of_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
     assert mirror.run(lambda: layer(torch.ones(2)).item()) == [30.0, 30.0]
     handle.remove()
     assert mirror.run(lambda: layer(torch.ones(2)).item()) == [3.0, 3.0]
-
-
-def test_attributes_set_by_the_driver_replace_those_set_by_the_step_before(mirror: Mirror) -> None:
-    model = counter(mirror)
-    for _ in range(3):
-        assert [mirror.run(model.record)[1] for _ in range(2)] == [1, 2]
-        assert model.history[-1] == 2
-        model.count = 0
-    del model.count
-    assert mirror.run(lambda: hasattr(model, "count")) == [False, False]
 
 
 def test_changes_of_the_driver_apply_after_those_of_the_step_before(mirror: Mirror) -> None:
@@ -205,59 +165,37 @@ def test_changes_of_the_driver_apply_after_those_of_the_step_before(mirror: Mirr
     assert mirror.run(step)[1] == (3.0, [1, 7, 2, 3], 22.0)
 
 
-def held_and_changed_on_both_sides(mirror: Mirror, change: str) -> Any:
-    layer, optimizer, _ = schedule(mirror)
-    model = counter(mirror)
-    group, history = optimizer.param_groups[0], model.history
-
-    def step() -> Any:
-        train(layer, optimizer)
-        if change == "list":
-            model.record()
-        else:
-            optimizer.param_groups[0]["lr"] /= 2
-        return list(model.history), optimizer.param_groups[0]["lr"]
-
-    mirror.run(step)
-    if change == "list":
-        history.append(9)
-    else:
-        group["lr"] = 0.5
-    return step, model, optimizer
-
-
 @pytest.mark.parametrize("seen_first", [False, True])
-@pytest.mark.parametrize(
-    ("change", "message", "result"),
-    [
-        ("list", r"history of the module Counter was changed by a step", ([9, 2], 1.0)),
-        ("rate", r"param_groups\[0\]\['lr'\] of the optimizer SGD", ([], 0.25)),
-    ],
-)
-def test_held_and_changed_on_both_sides(
-    change: str, message: str, result: Any, seen_first: bool, mirror: Mirror
-) -> None:
-    step, model, optimizer = held_and_changed_on_both_sides(mirror, change)
-    if seen_first:
-        assert (model.history, optimizer.param_groups[0]["lr"]) == (([9], 1.0) if change == "list" else ([], 0.5))
-    with pytest.raises(FailedPreconditionError, match=message):
-        mirror.run(step)
-    assert mirror.run(step) == [result] * 2  # the driver's value
+def test_held_and_changed_on_both_sides(seen_first: bool, mirror: Mirror) -> None:
+    layer, optimizer, _ = schedule(mirror)
+    model, other = counter(mirror), counter(mirror)
+    group, history, others = optimizer.param_groups[0], model.history, other.history
 
+    def record(own: Counter) -> list[int]:
+        own.record()
+        return list(own.history)
 
-def test_set_anew_after_it_was_changed_on_both_sides(mirror: Mirror) -> None:
-    step, model, _ = held_and_changed_on_both_sides(mirror, "list")
-    model.history = [5]
-    assert mirror.run(step) == [([5, 2], 1.0)] * 2
+    def halve() -> float:
+        train(layer, optimizer)
+        optimizer.param_groups[0]["lr"] /= 2
+        return float(optimizer.param_groups[0]["lr"])
 
-
-def test_change_from_before_the_last_step_is_no_conflict(mirror: Mirror) -> None:
-    layer: Any = linear(mirror)
-    layer.note = 0
-    mirror.run(lambda: setattr(layer, "note", 1))
-    mirror.run(lambda: layer.training)
-    layer.note = 9
-    assert mirror.run(lambda: layer.note) == [9, 9]
+    mirror.run(record, model)
+    history.append(9)
+    assert not seen_first or model.history == [9]
+    with pytest.raises(FailedPreconditionError, match=r"history of the module Counter was changed by a step"):
+        mirror.run(record, model)
+    assert mirror.run(record, model) == [[9, 2]] * 2  # the driver's value
+    mirror.run(record, other)
+    others.append(9)
+    other.history = [5]  # set anew
+    assert mirror.run(record, other) == [[5, 2]] * 2
+    mirror.run(halve)
+    group["lr"] = 0.5
+    assert not seen_first or optimizer.param_groups[0]["lr"] == 0.5
+    with pytest.raises(FailedPreconditionError, match=r"param_groups\[0\]\['lr'\] of the optimizer SGD"):
+        mirror.run(halve)
+    assert mirror.run(halve) == [0.25] * 2
 
 
 def test_gradient_scaler(mirror: Mirror) -> None:
@@ -279,35 +217,28 @@ def test_gradient_scaler(mirror: Mirror) -> None:
 
 
 def test_generator_follows_both_ways(mirror: Mirror) -> None:
-    generator = torch.Generator().manual_seed(1)
-    plain = torch.Generator().manual_seed(1)
-    expected = [torch.rand(1, generator=plain).item() for _ in range(4)]
+    generator, plain = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
 
-    def draw() -> float:
-        return torch.rand(1, generator=generator).item()
+    def draw(source: torch.Generator = generator) -> float:
+        return torch.rand(1, generator=source).item()
 
-    assert mirror.run(draw) == [expected[0]] * 2
-    assert mirror.run(draw) == [expected[1]] * 2
+    assert mirror.run(draw) == [draw(plain)] * 2
+    assert mirror.run(draw) == [draw(plain)] * 2
+    mirror.driver.refresh()
+    assert draw() == draw(plain)  # it is fresh here
+    mirror.run(draw)
     generator.manual_seed(2)
-    seeded = torch.rand(1, generator=torch.Generator().manual_seed(2)).item()
-    assert mirror.run(draw) == [seeded] * 2
-    torch.rand(1, generator=generator)
+    assert mirror.run(draw) == [draw(plain.manual_seed(2))] * 2
+    draw()
     with pytest.raises(FailedPreconditionError, match="on one side only"):
         mirror.run(draw)
 
 
-def test_generator_is_fresh_after_a_refresh(mirror: Mirror) -> None:
-    generator = torch.Generator().manual_seed(1)
-    mirror.run(lambda: torch.rand(1, generator=generator).item())
-    mirror.driver.refresh()
-    plain = torch.Generator().manual_seed(1)
-    torch.rand(1, generator=plain)
-    assert torch.rand(1, generator=generator).item() == torch.rand(1, generator=plain).item()
-    mirror.run(lambda: torch.rand(1, generator=generator).item())
+Trained = tuple[Mirror, nn.Linear, torch.optim.Optimizer, Callable[[], float]]
 
 
 @pytest.fixture
-def trained() -> tuple[Mirror, nn.Linear, torch.optim.Optimizer, Callable[[], float]]:
+def trained() -> Trained:
     """Momentum 0.5 and constant gradients of 1, after one step."""
     mirror = Mirror()
     layer = linear(mirror)
@@ -324,21 +255,18 @@ def trained() -> tuple[Mirror, nn.Linear, torch.optim.Optimizer, Callable[[], fl
     return mirror, layer, optimizer, step
 
 
-Trained = tuple[Mirror, nn.Linear, torch.optim.Optimizer, Callable[[], float]]
-
-
-def test_state_dict_is_fresh(trained: Trained) -> None:
-    mirror, _, optimizer, step = trained
-    assert optimizer.state_dict()["state"][0]["momentum_buffer"].tolist() == [[1.0, 1.0]]
+def test_state_dict_is_fresh_and_can_be_loaded(trained: Trained) -> None:
+    mirror, layer, optimizer, step = trained
+    optimizer.param_groups[0]["lr"] = 1.0
+    optimizer.zero_grad()
+    assert "collect_optimizer_state" not in mirror.link.calls  # the learning rate does not fetch it
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert saved["state"][0]["momentum_buffer"].tolist() == [[1.0, 1.0]]
     mirror.run(step)
     assert optimizer.state_dict()["state"][0]["momentum_buffer"].tolist() == [[1.5, 1.5]]
-
-
-def test_learning_rate_does_not_fetch_the_state(trained: Trained) -> None:
-    mirror, _, optimizer, _ = trained
-    optimizer.param_groups[0]["lr"] = 0.5
-    optimizer.zero_grad()
-    assert "collect_optimizer_state" not in mirror.link.calls
+    optimizer.load_state_dict(saved)
+    assert mirror.run(step) == [1.5, 1.5]
+    assert mirror.run(lambda: optimizer.param_groups[0]["params"][0] is layer.weight) == [True, True]
 
 
 def test_state_written_without_a_version_count(trained: Trained) -> None:
@@ -349,15 +277,6 @@ def test_state_written_without_a_version_count(trained: Trained) -> None:
     assert mirror.run(step) == [2.5, 2.5]
     assert mirror.run(step) == [2.25, 2.25]
     assert mirror.bytes_of_last["writes"] == 0
-
-
-def test_load_state_dict(trained: Trained) -> None:
-    mirror, layer, optimizer, step = trained
-    saved = copy.deepcopy(optimizer.state_dict())
-    mirror.run(step)
-    optimizer.load_state_dict(saved)
-    assert mirror.run(step) == [1.5, 1.5]
-    assert mirror.run(lambda: optimizer.param_groups[0]["params"][0] is layer.weight) == [True, True]
 
 
 def test_load_state_dict_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:

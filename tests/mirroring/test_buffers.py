@@ -15,8 +15,6 @@ from torch import nn
 import raydist as rd
 from raydist.core.values import PerReplica
 from raydist.mirroring.aggregation import aggregate, share_of, wide
-from raydist.mirroring.apply_update import ReplicaBuffers
-from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.replica import MirrorReplica
 from raydist.mirroring.tensor import MirroredTensor
 from tests.mirroring.in_process import Mirror, rank_of
@@ -53,21 +51,29 @@ def test_read_on_the_driver(how: str, assigned: float, added: float, mirror: Mir
     mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
     assert module.held.item() == added
     assert module.state_dict()["held"].item() == added
+    mirror.run(lambda: module.held.item())
+    mirror.run(lambda: module.held.item())
+    assert mirror.bytes_of_last["writes"] == 0
+    module.double()  # a cast keeps the aggregation
+    mirror.run(lambda rank: module.held.add_(rank).sum(), rank_of(mirror))
+    mirror.driver.release()
+    assert module.held.item() == added + {"sum": 1.0, "mean": 0.5, "first": 0.0}[how]
+    assert (type(module.held), module.held.dtype) == (torch.Tensor, torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("how", "value", "expected"),
-    [("sum", 8.0, [4.0, 4.0]), ("sum", 7, [4, 3]), ("mean", 8.0, [8.0, 8.0]), ("first", 8.0, [8.0, 8.0])],
-)
-def test_values_written_by_the_driver_are_divided_and_read_the_same(
-    how: str, value: float, expected: list[float], mirror: Mirror
-) -> None:
-    module = holder(mirror, type(value)(0), aggregation=how)
-    mirror.run(lambda: module.held.add_(1).sum())
-    module.load_state_dict({"held": torch.tensor(value)})
-    assert mirror.run(lambda: module.held.item()) == expected
-    assert on_replicas(mirror) == expected
-    assert module.held.item() == value
+def test_values_written_by_the_driver_are_divided_and_read_the_same(mirror: Mirror) -> None:
+    table: list[tuple[str, float, list[float]]] = [
+        ("sum", 8.0, [4.0, 4.0]),
+        ("sum", 7, [4, 3]),
+        ("mean", 8.0, [8.0, 8.0]),
+        ("first", 8.0, [8.0, 8.0]),
+    ]
+    for how, value, expected in table:
+        module = holder(mirror, type(value)(0), aggregation=how)
+        mirror.run(lambda module: module.held.add_(1).sum(), module)
+        module.load_state_dict({"held": torch.tensor(value)})
+        assert mirror.run(lambda module: module.held.item(), module) == expected, (how, value)
+        assert module.held.item() == value, (how, value)
 
 
 def test_the_default_is_the_mean_of_floats_and_the_first_of_the_rest(mirror: Mirror) -> None:
@@ -76,31 +82,16 @@ def test_the_default_is_the_mean_of_floats_and_the_first_of_the_rest(mirror: Mir
     assert (floats.held.tolist(), count.held.tolist()) == ([0.5], [3])
 
 
-def test_a_later_choice_of_sum_keeps_the_value(mirror: Mirror) -> None:
-    module = holder(mirror)
-    mirror.run(lambda rank: module.held.fill_(2.0 * rank + 2.0).sum(), rank_of(mirror))
-    rd.set_aggregation(module, "held", aggregation="sum")
-    assert module.held.item() == 3.0
-    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
-    assert module.held.item() == 6.0
-    assert on_replicas(mirror) == [2.5, 3.5]
-
-
-def test_a_path_from_an_outer_module(mirror: Mirror) -> None:
+def test_a_later_choice_of_sum_keeps_the_value_also_by_a_path_from_an_outer_module(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1), Holder(aggregation="mean"))
+    module: Any = model[1]
+    mirror.run(lambda rank: module.held.fill_(2.0 * rank + 2.0).sum(), rank_of(mirror))
     rd.set_aggregation(model, "1.held", aggregation=rd.ReduceOp.SUM, synchronization="ON_READ")
-    inner: Any = model[1]
-    mirror.run(lambda rank: inner.held.add_(rank + 1.0).sum(), rank_of(mirror))
-    assert model.state_dict()["1.held"].item() == 3.0
-
-
-def test_casts_keep_the_aggregation(mirror: Mirror) -> None:
-    module = holder(mirror, 4.0, aggregation="sum")
-    mirror.run(lambda rank: module.held.add_(rank).sum(), rank_of(mirror))
-    module.double()
-    mirror.run(lambda rank: module.held.add_(rank).sum(), rank_of(mirror))
-    assert (module.held.item(), module.held.dtype) == (6.0, torch.float64)
+    assert module.held.item() == 3.0
+    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
+    assert model.state_dict()["1.held"].item() == 6.0
+    assert on_replicas(mirror) == [2.5, 3.5]
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -140,32 +131,6 @@ def test_dropped_modules_are_forgotten(mirror: Mirror) -> None:
     assert [replica.written_buffers() for replica in mirror.replicas] == [[], []]
 
 
-def test_after_release_it_is_the_last_aggregate(mirror: Mirror) -> None:
-    module = holder(mirror, aggregation="sum")
-    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
-    mirror.driver.release()
-    assert module.held.item() == 3.0
-    assert type(module.held) is torch.Tensor
-
-
-def test_an_unchanged_buffer_is_sent_once(mirror: Mirror) -> None:
-    module = holder(mirror, 5.0, aggregation="sum")
-    for _ in range(3):
-        mirror.run(lambda: module.held.item())
-    assert module.held.item() == 5.0
-    mirror.run(lambda: module.held.item())
-    assert mirror.bytes_of_last["writes"] == 0
-
-
-def test_on_one_device_it_changes_nothing() -> None:
-    strategy = rd.OneDeviceStrategy("cpu")
-    with strategy.scope():
-        module = Holder(2.0, aggregation="sum", synchronization="on_write")
-    strategy.run(lambda: module.held.add_(1.0))
-    assert module.held.item() == 3.0
-    assert copy.deepcopy(module).held.item() == 3.0
-
-
 def test_shared_buffers_have_one_aggregation(mirror: Mirror) -> None:
     with mirror.scope():
         one, other = Holder(), Holder()
@@ -178,37 +143,32 @@ def test_shared_buffers_have_one_aggregation(mirror: Mirror) -> None:
         mirror.run(lambda: (one.training, other.training))
 
 
-@pytest.mark.parametrize(
-    ("name", "how", "message"),
-    [
-        ("weight", {"aggregation": "mean"}, "'weight' of BatchNorm1d is a parameter: the same on every replica"),
-        ("mean", {"aggregation": "mean"}, "which has 'running_mean', 'running_var', 'num_batches_tracked'"),
-        ("0.running_mean", {"aggregation": "mean"}, "must be a buffer of BatchNorm1d"),
-        ("running_mean", {"aggregation": "max"}, r'must be "mean", "sum" or "first", got \'max\''),
-        ("running_mean", {"aggregation": "none"}, "replicas differ unnoticed"),
-        ("running_mean", {"aggregation": rd.ReduceOp.MAX}, 'must be "mean", "sum" or "first"'),
-        ("running_mean", {"aggregation": "sum", "synchronization": "none"}, 'must be "on_read"'),
-        ("num_batches_tracked", {"aggregation": "mean"}, 'A mean must be a value .* torch.int64. Use "first" or "sum"'),
-    ],
-)
-def test_bad_choices(name: str, how: dict[str, Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        rd.set_aggregation(nn.BatchNorm1d(1), name, **how)
+def test_bad_choices() -> None:
+    table: list[tuple[Any, str, dict[str, Any], str]] = [
+        (None, "weight", {"aggregation": "mean"}, "'weight' of BatchNorm1d is a parameter: the same on every replica"),
+        (None, "mean", {"aggregation": "mean"}, "which has 'running_mean', 'running_var', 'num_batches_tracked'"),
+        (None, "0.running_mean", {"aggregation": "mean"}, "must be a buffer of BatchNorm1d"),
+        (None, "running_mean", {"aggregation": "max"}, r'must be "mean", "sum" or "first", got \'max\''),
+        (None, "running_mean", {"aggregation": "none"}, "replicas differ unnoticed"),
+        (None, "running_mean", {"aggregation": rd.ReduceOp.MAX}, 'must be "mean", "sum" or "first"'),
+        (None, "running_mean", {"aggregation": "sum", "synchronization": "none"}, 'must be "on_read"'),
+        (None, "num_batches_tracked", {"aggregation": "mean"}, 'A mean must be .* torch.int64. Use "first" or "sum"'),
+        (Holder(True), "held", {"aggregation": "sum"}, "A sum must be a value .* torch.bool"),
+        (Holder(torch.eye(2).to_sparse()), "held", {"aggregation": "sum"}, "Only dense buffers are aggregated"),
+        ([], "held", {"aggregation": "sum"}, "belongs to a torch.nn.Module, got list"),
+    ]
+    for module, name, how, message in table:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            rd.set_aggregation(nn.BatchNorm1d(1) if module is None else module, name, **how)
 
 
-def test_bad_buffers() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="A sum must be a value .* torch.bool"):
-        rd.set_aggregation(Holder(True), "held", aggregation="sum")
-    with pytest.raises(rd.InvalidArgumentError, match="Only dense buffers are aggregated"):
-        rd.set_aggregation(Holder(torch.eye(2).to_sparse()), "held", aggregation="sum")
-    with pytest.raises(rd.InvalidArgumentError, match="belongs to a torch.nn.Module, got list"):
-        rd.set_aggregation([], "held", aggregation="sum")  # type: ignore[arg-type]  # the point
-
-
-def test_set_aggregation_in_a_step_is_an_error() -> None:
+def test_on_one_device_it_changes_nothing_and_in_a_step_it_is_an_error() -> None:
     strategy = rd.OneDeviceStrategy("cpu")
     with strategy.scope():
-        module = Holder()
+        module = Holder(2.0, aggregation="sum", synchronization="on_write")
+    strategy.run(lambda: module.held.add_(1.0))
+    assert module.held.item() == 3.0
+    assert copy.deepcopy(module).held.item() == 3.0
     with pytest.raises(rd.FailedPreconditionError, match="must be called by the driver"):
         strategy.run(lambda: rd.set_aggregation(module, "held", aggregation="sum"))
 
@@ -252,45 +212,34 @@ def test_a_sum_equals_that_of_one_device(num_replicas: int, dtype: torch.dtype, 
     assert sum(on_replicas(mirror)) == pytest.approx(total, rel=1e-12, abs=1e-12)
 
 
-FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
-
 @given(
     st.lists(st.floats(allow_nan=False, allow_infinity=False, width=64), min_size=1, max_size=5),
-    st.sampled_from(FLOATS),
+    st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
+    st.integers(-(2**62), 2**62),
     st.integers(1, 50),
 )
-def test_shares_of_a_number_add_up_exactly(numbers: list[float], dtype: torch.dtype, world_size: int) -> None:
+def test_shares_of_a_number_add_up_exactly(
+    numbers: list[float], dtype: torch.dtype, whole: int, world_size: int
+) -> None:
     value = torch.tensor(numbers, dtype=dtype)
     value = torch.where(torch.isfinite(value), value, torch.zeros_like(value))
     shares = [share_of(value, rank, world_size) for rank in range(world_size)]
     assert {share.dtype for share in shares} == {dtype}
     assert torch.equal(aggregate(shares, "sum"), value)
-    if world_size > 1:
-        assert all(torch.equal(share, shares[1]) for share in shares[1:])
-
-
-@given(st.integers(-(2**62), 2**62), st.integers(1, 9))
-def test_shares_of_a_whole_number_are_whole(number: int, world_size: int) -> None:
-    shares = [share_of(torch.tensor(number), rank, world_size) for rank in range(world_size)]
-    assert aggregate(shares, "sum").item() == number
+    assert all(torch.equal(share, shares[-1]) for share in shares[1:])
+    shares = [share_of(torch.tensor(whole), rank, world_size) for rank in range(world_size)]
+    assert aggregate(shares, "sum").item() == whole
     assert abs(shares[0].item() - shares[-1].item()) < world_size
 
 
-@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
-def test_nan_and_infinity_are_kept(number: float) -> None:
-    shares = [share_of(torch.tensor(number), rank, 3) for rank in range(3)]
-    torch.testing.assert_close(aggregate(shares, "sum"), torch.tensor(number), equal_nan=True)
-
-
-@pytest.mark.parametrize(("how", "expected"), [("sum", 3 + 1j), ("mean", 1.5 + 0.5j), ("first", 1 + 1j)])
-def test_complex_numbers(how: str, expected: complex) -> None:
+def test_nan_infinity_complex_numbers_and_dtypes_are_kept() -> None:
+    for number in (float("inf"), float("-inf"), float("nan")):
+        shares = [share_of(torch.tensor(number), rank, 3) for rank in range(3)]
+        torch.testing.assert_close(aggregate(shares, "sum"), torch.tensor(number), equal_nan=True)
     values = [torch.tensor(1 + 1j, dtype=torch.complex64), torch.tensor(2, dtype=torch.complex64)]
-    assert aggregate(values, how).item() == expected
-    assert aggregate(values, how).dtype is torch.complex64
-
-
-def test_sums_keep_the_dtype() -> None:
+    found = {how: aggregate(values, how) for how in ("sum", "mean", "first")}
+    assert {how: value.item() for how, value in found.items()} == {"sum": 3 + 1j, "mean": 1.5 + 0.5j, "first": 1 + 1j}
+    assert {value.dtype for value in found.values()} == {torch.complex64}
     assert aggregate([torch.tensor(200, dtype=torch.uint8), torch.tensor(5, dtype=torch.uint8)], "sum").item() == 205
     assert wide(torch.tensor(1.0)).dtype is torch.float64
     assert wide(torch.tensor(1, dtype=torch.int8)).dtype is torch.int64
@@ -313,40 +262,40 @@ class Averaging(nn.Module):
         return self.mean.item()
 
 
+@pytest.fixture
 def averaging(mirror: Mirror) -> Averaging:
     with mirror.scope():
         return Averaging()
 
 
-def test_statistics_assigned_by_a_step_read_as_their_mean(mirror: Mirror) -> None:
-    module = averaging(mirror)
-    for step, (values, mean) in enumerate([([0.0, 1.0], 0.5), ([0.0, 1.5], 0.75), ([0.0, 1.75], 0.875)], 1):
-        assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == values
-        assert (module.mean.item(), module.count.item()) == (mean, step)
-        assert type(module.mean) is MirroredTensor
+def test_statistics_assigned_by_a_step_read_as_their_mean_and_can_be_exported(
+    mirror: Mirror, averaging: Averaging
+) -> None:
+    step = lambda rank: averaging(float(rank))  # noqa: E731
+    for number, (values, mean) in enumerate([([0.0, 1.0], 0.5), ([0.0, 1.5], 0.75), ([0.0, 1.75], 0.875)], 1):
+        assert mirror.run(step, rank_of(mirror)) == values
+        assert (averaging.mean.item(), averaging.count.item()) == (mean, number)
+        assert type(averaging.mean) is MirroredTensor
+    mirror.run(step, rank_of(mirror))
+    exported = mirror.replicas[1].export_buffers()
+    assert [buffer.tolist() for buffer in exported] == [[1.875], 4]
+    mirror.replicas[0].import_buffers(exported)
+    assert averaging.mean.item() == 1.875
+    mirror.driver.reset()
+    assert mirror.run(step, rank_of(mirror)) == [0.9375, 1.9375]
 
 
 @pytest.mark.parametrize("read_first", [False, True])
-def test_a_write_of_the_driver_replaces_the_buffer_assigned_by_a_step(read_first: bool, mirror: Mirror) -> None:
-    module = averaging(mirror)
-    mirror.run(lambda rank: module(float(rank)), rank_of(mirror))
-    if read_first:
-        assert module.mean.item() == 0.5
-    module.mean.fill_(8.0)
-    module.count.zero_()
-    assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == [4.0, 5.0]
-    assert (module.mean.item(), module.count.item()) == (4.5, 1)
-
-
-def test_buffers_assigned_by_a_step_can_be_exported(mirror: Mirror) -> None:
-    module = averaging(mirror)
-    mirror.run(lambda rank: module(float(rank)), rank_of(mirror))
-    exported = mirror.replicas[1].export_buffers()
-    assert [buffer.tolist() for buffer in exported] == [[1.0], 1]
-    mirror.replicas[0].import_buffers(exported)
-    assert module.mean.item() == 1.0
-    mirror.driver.reset()
-    assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == [0.5, 1.5]
+def test_a_write_of_the_driver_replaces_the_buffer_assigned_by_a_step(
+    read_first: bool, mirror: Mirror, averaging: Averaging
+) -> None:
+    step = lambda rank: averaging(float(rank))  # noqa: E731
+    mirror.run(step, rank_of(mirror))
+    assert not read_first or averaging.mean.item() == 0.5
+    averaging.mean.fill_(8.0)
+    averaging.count.zero_()
+    assert mirror.run(step, rank_of(mirror)) == [4.0, 5.0]
+    assert (averaging.mean.item(), averaging.count.item()) == (4.5, 1)
 
 
 def test_statistics_are_updated_after_a_cast_on_the_driver(mirror: Mirror) -> None:
@@ -372,30 +321,3 @@ def test_a_shared_buffer_replaced_in_one_module_stays_in_the_other(mirror: Mirro
         second.mean = first.mean
     mirror.run(lambda: (first(1.0), second.mean.item()))
     assert (first.mean.item(), second.mean.item()) == (1.0, 0.0)
-
-
-def table_of(*objects: Any) -> ReplicaTable:
-    table = ReplicaTable()
-    for handle, obj in enumerate(objects):
-        table.add(handle, obj)
-    return table
-
-
-def test_settle_restores_replaced_buffers() -> None:
-    module, other = Averaging(), torch.ones(3)
-    mean, count = module.mean, module.count
-    places = ReplicaBuffers(table_of(module, mean, count, other), 0, 1)
-    places.note_places(0)
-    module.mean = torch.full((2,), 7.0)
-    del module.count
-    places.settle()
-    assert module.mean is mean
-    assert mean.tolist() == [7.0, 7.0]
-    assert "count" not in module._buffers
-    module.mean = other  # a mirrored one
-    places.settle()
-    assert module.mean is other
-    places.forget(0)
-    module.mean = torch.zeros(1)
-    places.settle()
-    assert module.mean is not mean

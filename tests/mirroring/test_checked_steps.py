@@ -13,6 +13,7 @@ from torch import nn
 
 from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.checked_steps import CheckedSteps
+from tests.cases import case
 from tests.mirroring.in_process import Mirror
 
 
@@ -56,23 +57,17 @@ OUTSIDE: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", sorted(OUTSIDE))
-def test_objects_from_outside_the_scope_are_found_in_every_place(way: str, steps: CheckedSteps) -> None:
-    inside, outside = made(steps), nn.Linear(1, 1)
-    steps.check(OUTSIDE[way](inside), ())
-    with pytest.raises(
-        FailedPreconditionError, match="the scope of this TestStrategy; .*(Linear|SGD|Optimized).* was not"
-    ):
-        steps.check(OUTSIDE[way](outside), ())
-
-
-def test_objects_from_outside_the_scope_are_found_among_arguments(steps: CheckedSteps) -> None:
+def test_objects_from_outside_the_scope_are_found_in_every_place(steps: CheckedSteps) -> None:
+    message = "the scope of this TestStrategy; .*(Linear|SGD|Optimized).* was not"
+    for way, reach in OUTSIDE.items():
+        inside, outside = made(steps), nn.Linear(1, 1)
+        with case(way):
+            steps.check(reach(inside), ())
+            with pytest.raises(FailedPreconditionError, match=message):
+                steps.check(reach(outside), ())
     steps.check(len, (1, made(steps), torch.ones(1)))
     with pytest.raises(FailedPreconditionError, match="parameter 'weight' of module Linear was not"):
         steps.check(len, (nn.Linear(1, 1),))
-
-
-def test_errors_name_the_path_from_the_outermost_module(steps: CheckedSteps) -> None:
     model = made(steps, lambda: nn.Sequential(nn.Sequential(nn.ReLU())))
     model[0].append(nn.Linear(1, 1))
     with pytest.raises(FailedPreconditionError, match=r"parameter '0.1.weight' of module Sequential was not"):
@@ -101,11 +96,14 @@ def test_a_replaced_object_is_found_in_the_next_step(steps: CheckedSteps) -> Non
     run(steps, step, 5)
 
 
-def test_a_replaced_child_or_parameter_is_found_in_the_next_step(steps: CheckedSteps) -> None:
+def test_a_replaced_child_or_parameter_is_found_in_the_next_step_and_deep_ones_after_some(steps: CheckedSteps) -> None:
     model = made(steps, lambda: nn.Sequential(nn.Linear(1, 1)))
+    deep = made(steps, lambda: nn.Sequential(nn.Sequential(nn.Linear(1, 1))))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     step: Callable[[], Any] = lambda: (model.training, optimizer.param_groups)  # noqa: E731
+    other: Callable[[], Any] = lambda: deep.training  # noqa: E731
     run(steps, step, 5)
+    run(steps, other, 5)
     model[0] = nn.Linear(1, 1)
     with pytest.raises(FailedPreconditionError, match="'0.weight' of module Sequential"):
         steps.check(step, ())
@@ -114,32 +112,30 @@ def test_a_replaced_child_or_parameter_is_found_in_the_next_step(steps: CheckedS
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     with pytest.raises(FailedPreconditionError, match=r"param_groups\[1\] of optimizer SGD"):
         steps.check(step, ())
-
-
-def test_a_replaced_parameter_deep_in_a_module_is_found_after_some_steps(steps: CheckedSteps) -> None:
-    model = made(steps, lambda: nn.Sequential(nn.Sequential(nn.Linear(1, 1))))
-    step: Callable[[], Any] = lambda: model.training  # noqa: E731
-    run(steps, step, 5)
-    model[0][0] = nn.Linear(1, 1)
+    deep[0][0] = nn.Linear(1, 1)
     with pytest.raises(FailedPreconditionError, match="'0.0.weight' of module Sequential"):
-        run(steps, step, 3)
+        run(steps, other, 3)
 
 
-def test_variables_of_another_strategy(steps: CheckedSteps, mirror: Mirror, layer: nn.Linear) -> None:
+def test_variables_of_another_strategy_lazy_ones_and_moved_ones(
+    steps: CheckedSteps, mirror: Mirror, layer: nn.Linear
+) -> None:
     mirror.run(lambda: layer.training)
     with pytest.raises(FailedPreconditionError, match="Linear belongs to another one than this TestStrategy"):
         steps.check(lambda: layer.training, ())
     weight = layer.weight
     with pytest.raises(FailedPreconditionError, match="parameter of shape .* belongs to another one"):
         steps.check(lambda: weight, ())
-
-
-def test_lazy_parameters_must_be_initialised(steps: CheckedSteps) -> None:
-    layer = made(steps, lambda: nn.LazyLinear(1))
+    lazy = made(steps, lambda: nn.LazyLinear(1))
     with pytest.raises(FailedPreconditionError, match="parameter 'weight' of module LazyLinear is lazy"):
-        steps.check(lambda: layer.training, ())
-    layer(torch.ones(1, 3))
-    steps.check(lambda: layer.training, ())
+        steps.check(lambda: lazy.training, ())
+    lazy(torch.ones(1, 3))
+    steps.check(lambda: lazy.training, ())
+    lazy.to("meta")
+    with pytest.raises(
+        FailedPreconditionError, match=r"\(cpu\); parameter 'weight' of module Linear was moved to meta"
+    ):
+        steps.check(lambda: lazy.training, ())
 
 
 def test_nothing_is_kept_alive(steps: CheckedSteps) -> None:
@@ -151,27 +147,3 @@ def test_nothing_is_kept_alive(steps: CheckedSteps) -> None:
     trainers.clear()
     gc.collect()
     assert steps._checked == {}
-
-
-def test_objects_without_weak_references_are_walked_in_each_run(steps: CheckedSteps) -> None:
-    class Step:
-        __slots__ = ("model",)
-        model: nn.Module
-
-        def __call__(self) -> bool:
-            return self.model.training
-
-    step = Step()
-    step.model = made(steps)
-    run(steps, step, 3)
-    assert steps._checked == {}
-
-
-def test_a_moved_module_is_named(steps: CheckedSteps) -> None:
-    model = made(steps)
-    steps.check(lambda: model.training, ())
-    model.to("meta")
-    with pytest.raises(
-        FailedPreconditionError, match=r"\(cpu\); parameter 'weight' of module Linear was moved to meta"
-    ):
-        steps.check(lambda: model.training, ())

@@ -30,10 +30,9 @@ def test_objects_that_can_be_sent_to_replicas() -> None:
     with mirror.scope():
         layer, lazy, mixed = nn.Linear(1, 1), nn.LazyLinear(1), nn.Sequential(nn.Linear(1, 1))
     mixed.append(elsewhere)
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (layer, elsewhere)]
-    held = [mirror.driver.holds(each) for each in (layer, lazy, mixed, elsewhere, *optimizers)]
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (layer, elsewhere))
+    held = [mirror.driver.holds(each) for each in (layer, lazy, mixed, elsewhere, optimizer, other)]
     assert held == [True, False, False, False, True, False]
-    optimizer = optimizers[0]
     mirror.run(lambda: optimizer.param_groups[0]["lr"])
     assert mirror.driver.is_mirrored(layer.weight)
     assert mirror.driver.holds(optimizer)
@@ -74,17 +73,9 @@ def program(run: Any, scope: Any) -> tuple[Any, Any, list[float]]:
     return model.state_dict(), optimizer.state_dict(), losses
 
 
-class Plain:
-    def run(self, fn: Any, *args: Any) -> Any:
-        return fn(*args)
-
-    def scope(self) -> Any:
-        return torch.enable_grad()
-
-
 def test_a_program_computes_the_same_with_and_without_mirroring() -> None:
-    plain, mirror = Plain(), Mirror()
-    weights, state, losses = program(plain.run, plain.scope)
+    mirror = Mirror()
+    weights, state, losses = program(lambda fn, *args: fn(*args), torch.enable_grad)
     mirrored_weights, mirrored_state, mirrored_losses = program(lambda *args: mirror.run(*args)[1], mirror.scope)
     assert mirrored_losses == pytest.approx(losses, rel=1e-12)
     torch.testing.assert_close(mirrored_weights, weights, rtol=1e-12, atol=0)
@@ -110,30 +101,13 @@ def test_nothing_is_kept_alive(mirror: Mirror) -> None:
     assert mirror.replicas[0].parameters() == ()
 
 
-def clear(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-
-
 def give_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
 
 
-def hook(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    next(model.parameters()).register_hook(lambda gradient: gradient * 2)
-
-
-def freeze(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    model.requires_grad_(False)
-
-
-def rewrite(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def reload(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
-
-
-def steer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    model.eval()
-    optimizer.param_groups[0]["lr"] = 0.7
 
 
 def forget_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -141,10 +115,18 @@ def forget_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.state.clear()
 
 
-CHANGES = [clear, give_gradients, hook, freeze, rewrite, steer, forget_states]
+CHANGES: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
+    "clear": lambda model, optimizer: optimizer.zero_grad(),
+    "give gradients": give_gradients,
+    "hook": lambda model, optimizer: next(model.parameters()).register_hook(lambda gradient: gradient * 2),
+    "freeze": lambda model, optimizer: model.requires_grad_(False),
+    "reload": reload,
+    "steer": lambda model, optimizer: (model.eval(), optimizer.param_groups[0].update(lr=0.7)),
+    "forget states": forget_states,
+}
 
 
-def run_and_change(mirror: Mirror, change: Callable[[nn.Module, torch.optim.Optimizer], None]) -> Any:
+def run_and_change(mirror: Mirror, change: str) -> Any:
     """Have the replicas train something, then change it here; what was trained."""
     with mirror.scope():
         model = nn.Linear(1, 1)
@@ -155,39 +137,44 @@ def run_and_change(mirror: Mirror, change: Callable[[nn.Module, torch.optim.Opti
         optimizer.step()
 
     mirror.run(train)
-    change(model, optimizer)
+    CHANGES[change](model, optimizer)
     return model, optimizer
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_objects_changed_and_then_dropped_are_removed_from_replicas(
-    change: Callable[[nn.Module, torch.optim.Optimizer], None], mirror: Mirror
-) -> None:
-    run_and_change(mirror, change)
-    gc.collect()
-    assert mirror.run(lambda: 1) == [1, 1]
-    assert mirror.replicas[0].items() == []
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_objects_dropped_while_changes_are_collected_are_removed_with_the_next_step(
-    change: Callable[[nn.Module, torch.optim.Optimizer], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Python's garbage collector may have it, at any moment."""
-    mirror = Mirror()
-    held = [run_and_change(mirror, change)]
-    collect = mirror.driver._collect
-
-    def collect_and_drop(writes: Writes) -> Any:
-        found = collect(writes)
-        held.clear()
-        gc.collect()
-        return found
-
-    monkeypatch.setattr(mirror.driver, "_collect", collect_and_drop)
+def on_replica(mirror: Mirror) -> list[object]:
+    """What the first replica has, after two more steps."""
     assert mirror.run(lambda: 1) == [1, 1]
     assert mirror.run(lambda: 2) == [2, 2]
-    assert mirror.replicas[0].items() == []
+    return [type(obj) for _, obj in mirror.replicas[0].items()]
+
+
+@pytest.mark.usefixtures("quick_gc")
+def test_objects_changed_and_then_dropped_are_removed_from_replicas() -> None:
+    mirrors = {change: Mirror() for change in CHANGES}
+    for change, mirror in mirrors.items():
+        run_and_change(mirror, change)
+    gc.collect()
+    assert {name: on_replica(mirror) for name, mirror in mirrors.items()} == dict.fromkeys(mirrors, [])
+
+
+@pytest.mark.usefixtures("quick_gc")
+def test_objects_dropped_while_changes_are_collected_are_removed_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Python's garbage collector may have it, at any moment."""
+    for change in CHANGES:
+        mirror = Mirror()
+        held = [run_and_change(mirror, change)]
+        collect = mirror.driver._collect
+
+        def collect_and_drop(writes: Writes, held: list[Any] = held, collect: Any = collect) -> Any:
+            found = collect(writes)
+            held.clear()
+            gc.collect()
+            return found
+
+        monkeypatch.setattr(mirror.driver, "_collect", collect_and_drop)
+        assert on_replica(mirror) == [], change
 
 
 def test_objects_sent_with_the_last_step_are_not_sent_as_changes_of_the_next(mirror: Mirror, layer: nn.Linear) -> None:
@@ -204,75 +191,55 @@ def test_objects_sent_with_the_last_step_are_not_sent_as_changes_of_the_next(mir
     assert rates == [[0.5, 0.125]] * 2
 
 
-def test_tensors_read_in_inference_mode_can_be_used_by_later_steps(mirror: Mirror) -> None:
+def test_tensors_read_or_made_in_inference_mode_can_be_used_by_later_steps(mirror: Mirror) -> None:
     with mirror.scope():
-        model = nn.BatchNorm1d(1)
+        model: Any = nn.BatchNorm1d(1)
         optimizer = torch.optim.Adam(model.parameters())
 
     def train() -> float:
         optimizer.zero_grad()
         model(torch.tensor([[1.0], [2.0]])).square().sum().backward()
         optimizer.step()
-        return optimizer.state[model.weight]["step"].item()  # type: ignore[no-any-return]
+        return float(optimizer.state[model.weight]["step"])
 
     for turn in range(3):
         assert mirror.run(train) == [turn + 1.0] * 2
         with torch.inference_mode():
             held = [model.weight, model.weight.grad, model.running_mean, optimizer.state[model.weight]["exp_avg"]]
             assert not any(tensor is None or tensor.is_inference() for tensor in held)
-    assert model.weight.grad is not None
     model.weight.grad.mul_(0)
-    assert mirror.run(lambda: model.weight.grad.item()) == [0.0] * 2  # type: ignore[union-attr]
-
-
-def test_inference_tensors_can_be_arguments(mirror: Mirror, layer: nn.Linear) -> None:
-    mirror.run(lambda: layer.training)
+    assert mirror.run(lambda: model.weight.grad.item()) == [0.0] * 2
     with torch.inference_mode():
-        layer.register_buffer("note", torch.ones(2))
-        layer.weight.grad = torch.full((1, 2), 3.0)
-        layer.weight.copy_(torch.tensor([[5.0, 6.0]]))
-    given = mirror.run(lambda: (layer.get_buffer("note"), layer.weight.grad, layer.weight.detach()))
-    for note, gradient, weight in given:
-        assert (note.tolist(), gradient.tolist(), weight.tolist()) == ([1.0, 1.0], [[3.0, 3.0]], [[5.0, 6.0]])
+        model.register_buffer("note", torch.ones(2))
+        model.weight.grad = torch.full((1,), 3.0)
+        model.weight.copy_(torch.tensor([5.0]))
+    for note, gradient, weight in mirror.run(lambda: (model.note, model.weight.grad, model.weight.detach())):
+        assert (note.tolist(), gradient.tolist(), weight.tolist()) == ([1.0, 1.0], [3.0], [5.0])
 
 
-def test_failed_final_fetch_still_makes_plain(mirror: Mirror) -> None:
-    with mirror.scope():
-        layer = nn.Linear(1, 1)
+def test_release_makes_plain_without_a_fetch_and_where_it_fails(mirror: Mirror) -> None:
+    other = Mirror()
+    layer, second = linear(mirror), linear(other)
     mirror.run(lambda: layer.training)
     mirror.link.replicas.clear()
     with pytest.raises(IndexError):
         mirror.driver.release()
-    assert type(layer) is nn.Linear
-    assert type(layer.weight) is nn.Parameter
     mirror.driver.release()
-
-
-def test_release_without_fetching(mirror: Mirror) -> None:
-    with mirror.scope():
-        layer = nn.Linear(1, 1)
-    mirror.run(lambda: layer.training)
-    mirror.link.calls.clear()
-    mirror.driver.release(fetch=False)
-    assert mirror.link.calls == []
-    assert type(layer) is nn.Linear
-
-
-def test_release_after_a_generator_was_used(mirror: Mirror, layer: nn.Linear) -> None:
-    generator, plain = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
-    mirror.run(lambda: layer(torch.rand(2, generator=generator)).sum().backward())
-    torch.rand(2, generator=plain)
-    mirror.driver.release()
-    assert type(layer.weight) is nn.Parameter
-    assert torch.equal(generator.get_state(), plain.get_state())
+    other.run(lambda: second.training)
+    other.link.calls.clear()
+    other.driver.release(fetch=False)
+    assert other.link.calls == []
+    for each in (layer, second):
+        assert (type(each), type(each.weight)) == (nn.Linear, nn.Parameter)
 
 
 def test_release_when_something_cannot_be_fetched(mirror: Mirror, layer: nn.Linear) -> None:
+    generator, plain = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     with mirror.scope():
         first, second = (torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.5) for _ in range(2))
 
     def step() -> None:
-        layer(torch.ones(2)).sum().backward()
+        layer(torch.ones(2) + 0 * torch.rand(2, generator=generator)).sum().backward()
         first.step()
         second.step()
 
@@ -286,6 +253,8 @@ def test_release_when_something_cannot_be_fetched(mirror: Mirror, layer: nn.Line
     assert type(layer.weight) is nn.Parameter
     assert layer.weight.tolist() == [[-2.5, -1.5]]
     assert second.state[layer.weight]["momentum_buffer"].tolist() == [[2.5, 2.5]]
+    torch.rand(4, generator=plain)
+    assert torch.equal(generator.get_state(), plain.get_state())
     assert not mirror.link.calls
 
 

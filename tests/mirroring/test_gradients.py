@@ -37,64 +37,62 @@ def gradients(mirror: Mirror, layer: nn.Linear) -> list[object]:
     return mirror.run(lambda: None if layer.weight.grad is None else layer.weight.grad.tolist())
 
 
-def test_read(trained: Trained) -> None:
+def test_read_and_set_without_reading_the_old_one(trained: Trained) -> None:
     mirror, layer, _ = trained
     assert layer.weight.grad is not None
     assert layer.weight.grad.tolist() == [[1.0, 1.0]]
     mirror.run(lambda: layer.weight.grad.mul_(3).sum())  # type: ignore[union-attr]
     assert layer.weight.grad.tolist() == [[3.0, 3.0]]
+    mirror.run(lambda: layer.weight.grad.mul_(3).sum())  # type: ignore[union-attr]
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    assert layer.weight.grad.tolist() == [[4.0, 4.0]]
+    assert gradients(mirror, layer) == [[[4.0, 4.0]]] * 2
     mirror.run(lambda: layer.zero_grad())
     assert layer.weight.grad is None
+    alias = layer.weight.detach()
+    layer(torch.ones(2)).sum().backward()
+    alias.grad = None
+    alias.requires_grad_(False)
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+    layer.weight.grad = None
+    assert gradients(mirror, layer) == [None, None]
 
 
 def test_writes_that_torch_does_not_count(trained: Trained) -> None:
     mirror, layer, _ = trained
-    assert layer.weight.grad is not None
-    layer.weight.grad.data.mul_(2)
+    weight: Any = layer.weight
+    weight.grad.data.mul_(2)
     assert gradients(mirror, layer) == [[[2.0, 2.0]]] * 2
-    layer.weight.grad.numpy()[0, 1] = float("nan")
-    assert mirror.run(lambda: layer.weight.grad.isnan().tolist()) == [[[False, True]]] * 2  # type: ignore[union-attr]
-    layer.weight.grad.detach().fill_(5)
+    weight.grad.numpy()[0, 1] = float("nan")
+    assert mirror.run(lambda: weight.grad.isnan().tolist()) == [[[False, True]]] * 2
+    weight.grad.detach().fill_(5)
     assert gradients(mirror, layer) == [[[5.0, 5.0]]] * 2
+    torch.nn.utils.clip_grad_value_(layer.parameters(), 0.5)
+    assert gradients(mirror, layer) == [[[0.5, 0.5]]] * 2
+    mirror.run(lambda: layer.training)
+    assert mirror.bytes_of_last["writes"] == 0
 
 
 def test_zero_grad_on_the_driver_costs_no_fetch(trained: Trained) -> None:
     mirror, layer, optimizer = trained
-    optimizer.zero_grad()
-    assert gradients(mirror, layer) == [None, None]
-    assert "collect_gradients" not in mirror.link.calls
-
-
-def test_a_gradient_set_to_none_stays_none_when_another_is_read() -> None:
-    mirror = Mirror()
-    with mirror.scope():
-        layer = nn.Linear(2, 1)
-    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
-    layer.weight.grad = None
-    assert layer.bias.grad is not None
-    assert layer.weight.grad is None
-    assert gradients(mirror, layer) == [None, None]
-
-
-def test_zero_grad_on_the_driver_that_keeps_zeros(trained: Trained) -> None:
-    mirror, layer, optimizer = trained
+    assert hasattr(optimizer, "zero_grad")
+    clear = layer.zero_grad  # reading the attribute clears nothing
     optimizer.zero_grad(set_to_none=False)
     assert gradients(mirror, layer) == [[[0.0, 0.0]]] * 2
     layer.zero_grad(set_to_none=False)
     assert gradients(mirror, layer) == [[[0.0, 0.0]]] * 2
-
-
-def test_reading_the_attribute_zero_grad_clears_nothing(trained: Trained) -> None:
-    mirror, layer, optimizer = trained
-    assert hasattr(optimizer, "zero_grad")
-    clear = layer.zero_grad
-    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
     assert mirror.run(lambda: clear.__name__) == ["zero_grad"] * 2  # travels as the method of that name
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    mirror.link.calls.clear()
+    optimizer.zero_grad()
+    assert gradients(mirror, layer) == [None, None]
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
     clear()
     assert gradients(mirror, layer) == [None, None]
+    assert "collect_gradients" not in mirror.link.calls
 
 
-def test_zero_grad_defined_by_a_class_is_called() -> None:
+def test_one_gradient_set_to_none_by_the_program_or_by_a_zero_grad_of_its_own() -> None:
     class Kept(nn.Linear):
         def zero_grad(self, set_to_none: bool = True) -> None:
             self.bias.grad = None
@@ -106,20 +104,11 @@ def test_zero_grad_defined_by_a_class_is_called() -> None:
     layer.zero_grad()
     assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
     assert mirror.run(lambda: layer.bias.grad) == [None, None]
-
-
-def test_clipping_on_the_driver(trained: Trained) -> None:
-    mirror, layer, _ = trained
-    torch.nn.utils.clip_grad_value_(layer.parameters(), 0.5)
-    assert gradients(mirror, layer) == [[[0.5, 0.5]]] * 2
-    mirror.run(lambda: layer.training)
-    assert mirror.bytes_of_last["writes"] == 0
-
-
-def test_hook_from_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
-    layer.weight.register_hook(lambda gradient: gradient * 10)
     mirror.run(lambda: layer(torch.ones(2)).sum().backward())
-    assert gradients(mirror, layer) == [[[10.0, 10.0]]] * 2
+    layer.weight.grad = None
+    assert layer.bias.grad is not None
+    assert layer.weight.grad is None  # also after the other one was read
+    assert gradients(mirror, layer) == [None, None]
 
 
 def test_hook_after_the_first_step_and_its_removal(trained: Trained) -> None:
@@ -139,8 +128,7 @@ def test_hook_after_the_first_step_and_its_removal(trained: Trained) -> None:
     assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
     mirror.driver.release()
     layer.weight.register_hook(lambda gradient: gradient * 10)
-    layer.zero_grad()
-    layer(torch.ones(2)).sum().backward()
+    backward()
     assert layer.weight.grad is not None
     assert layer.weight.grad.tolist() == [[10.0, 10.0]]
 
@@ -170,29 +158,19 @@ def test_optimizer_that_only_a_hook_reaches(after_a_step: bool, mirror: Mirror, 
     assert gradients(mirror, layer) == [None, None]
 
 
-def test_gradients_survive_a_reset(trained: Trained) -> None:
-    mirror, layer, _ = trained
-    mirror.driver.reset()
-    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.tolist() == [[1.0, 1.0]]
-
-
-def test_hooks_that_a_step_registers_survive_a_reset(mirror: Mirror, layer: nn.Linear) -> None:
-    layer.weight.register_hook(lambda gradient: gradient * 10)
+def test_hooks_and_gradients_survive_a_reset(mirror: Mirror, layer: nn.Linear) -> None:
+    layer.weight.register_hook(lambda gradient: gradient * 10)  # before the first step, on a frozen parameter
+    layer.weight.requires_grad_(False)
+    mirror.run(lambda: layer.training)
+    layer.weight.requires_grad_(True)
     mirror.run(lambda: layer.weight.register_hook(lambda gradient: gradient + 1) and None)
     mirror.driver.reset()
     mirror.run(lambda: layer(torch.ones(2)).sum().backward())
     assert gradients(mirror, layer) == [[[11.0, 11.0]]] * 2
-
-
-def test_hook_on_a_parameter_that_is_frozen_meanwhile(mirror: Mirror, layer: nn.Linear) -> None:
-    layer.weight.register_hook(lambda gradient: gradient * 10)
-    layer.weight.requires_grad_(False)
-    mirror.run(lambda: layer.training)
-    layer.weight.requires_grad_(True)
-    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
-    assert gradients(mirror, layer) == [[[10.0, 10.0]]] * 2
+    mirror.driver.reset()
+    assert gradients(mirror, layer) == [[[11.0, 11.0]]] * 2
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[11.0, 11.0]]
 
 
 @pytest.mark.parametrize("after_a_step", [False, True])
@@ -242,31 +220,6 @@ def test_sparse_gradients_are_read_and_written(mirror: Mirror) -> None:
     assert mirror.run(lambda: table.weight.grad.to_dense().sum().item()) == [12.0, 12.0]  # type: ignore[union-attr]
 
 
-def test_the_gradient_of_an_alias_is_separate(trained: Trained) -> None:
-    mirror, layer, _ = trained
-    alias = layer.weight.detach()
-    alias.grad = None
-    alias.requires_grad_(False)
-    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
-
-
-def test_gradient_set_without_reading_the_old_one(trained: Trained) -> None:
-    mirror, layer, _ = trained
-    layer.weight.grad = torch.full((1, 2), 4.0)
-    assert layer.weight.grad.tolist() == [[4.0, 4.0]]
-    assert gradients(mirror, layer) == [[[4.0, 4.0]]] * 2
-    mirror.run(lambda: layer.weight.grad.mul_(2).sum())  # type: ignore[union-attr]
-    assert layer.weight.grad.tolist() == [[8.0, 8.0]]
-    layer.weight.grad = None
-    assert gradients(mirror, layer) == [None, None]
-
-
-def test_gradient_set_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
-    layer.weight.grad = torch.full((1, 2), 4.0)
-    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
-    assert layer.weight.grad.tolist() == [[5.0, 5.0]]
-
-
 def test_backward_on_the_driver_reaches_the_replicas(trained: Trained) -> None:
     mirror, layer, optimizer = trained
     optimizer.zero_grad()
@@ -277,21 +230,19 @@ def test_backward_on_the_driver_reaches_the_replicas(trained: Trained) -> None:
     assert mirror.run(lambda: layer.weight.tolist()) == [[[-4.0, -4.0]]] * 2
 
 
-def test_backward_on_the_driver_accumulates(trained: Trained) -> None:
-    mirror, layer, _ = trained
+def test_backward_on_the_driver_accumulates(mirror: Mirror, layer: nn.Linear) -> None:
+    early = layer(torch.tensor([5.0, 6.0])).sum()  # a graph from before the first step
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert layer.weight.grad.tolist() == [[5.0, 5.0]]
+    early.backward()
+    assert gradients(mirror, layer) == [[[10.0, 11.0]]] * 2
     loss = layer(torch.tensor([5.0, 6.0])).sum()
     mirror.run(lambda: layer(torch.ones(2)).sum().backward())
     loss.backward()
-    assert gradients(mirror, layer) == [[[7.0, 8.0]]] * 2
+    assert gradients(mirror, layer) == [[[16.0, 18.0]]] * 2
     layer(torch.tensor([1.0, 2.0])).sum().backward()
-    assert gradients(mirror, layer) == [[[8.0, 10.0]]] * 2
-
-
-def test_backward_on_the_driver_of_a_graph_from_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
-    loss = layer(torch.tensor([5.0, 6.0])).sum()
-    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
-    loss.backward()
-    assert gradients(mirror, layer) == [[[6.0, 7.0]]] * 2
+    assert gradients(mirror, layer) == [[[17.0, 20.0]]] * 2
 
 
 def test_backward_on_the_driver_after_thawing(trained: Trained) -> None:
@@ -316,28 +267,13 @@ def test_backward_after_the_release_sends_nothing(trained: Trained) -> None:
     assert not layer.weight._backward_hooks
 
 
-def test_steps_without_gradients_on_the_driver_send_none(trained: Trained) -> None:
-    mirror, layer, _ = trained
-    assert layer.weight.grad is not None
-    for _ in range(2):
-        mirror.run(lambda: layer(torch.ones(2)).sum().backward())
-        assert mirror.bytes_of_last["writes"] == 0
-    assert mirror.link.calls.count("collect_gradients") == 1
-
-
 def test_gradients_fetched_during_a_dispatched_step_are_fetched_again(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, layer, _ = trained
-    call = mirror.link.call
-
-    def call_slowly(rank: int, called: Any, *args: Any) -> Any:
-        answered = call(rank, called, *args)
-        if called.__name__ == "collect_gradients":
-            monkeypatch.undo()
-            mirror.run(lambda: layer.weight.grad.mul_(3).sum())  # type: ignore[union-attr]
-        return answered
-
-    monkeypatch.setattr(mirror.link, "call", call_slowly)
-    seen = [layer.weight.grad.tolist() for _ in range(2)]  # type: ignore[union-attr]
-    assert seen == [[[1.0, 1.0]], [[3.0, 3.0]]]
+    weight: Any = layer.weight
+    mirror.dispatch_within(monkeypatch, "collect_gradients", lambda: mirror.run(lambda: weight.grad.mul_(3).sum()))
+    assert [weight.grad.tolist() for _ in range(2)] == [[[1.0, 1.0]], [[3.0, 3.0]]]
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert mirror.bytes_of_last["writes"] == 0  # gradients that are only read are not sent
+    assert mirror.link.calls.count("collect_gradients") == 2

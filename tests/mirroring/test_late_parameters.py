@@ -78,9 +78,6 @@ def test_a_parameter_registered_and_one_deleted(trained: Trained) -> None:
     trained.train()
     trained.train()
     assert "1.weight" not in trained.model.state_dict()
-
-
-def test_a_buffer_registered(trained: Trained) -> None:
     mine: Any = trained.model
     with trained.mirror.scope():
         trained.model[0].register_buffer("seen", torch.tensor(0.0))
@@ -88,27 +85,14 @@ def test_a_buffer_registered(trained: Trained) -> None:
     assert trained.model.state_dict()["0.seen"].item() == 2.0
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_weights_tied_later(trained: Trained, inside: bool) -> None:
-    mine: Any = trained.model
-    if inside:
-        with trained.mirror.scope():
-            trained.model[1].weight = trained.model[0].weight
-    else:
-        trained.model[1].weight = trained.model[0].weight
-    trained.twin[1].weight = trained.twin[0].weight
-    trained.train()
-    trained.train()
-    assert trained.model[1].weight is trained.model[0].weight
-    assert trained.mirror.run(lambda: mine[1].weight is mine[0].weight) == [True, True]
-
-
-def test_weights_untied_later() -> None:
-    trained = Trained()
+def test_weights_tied_and_untied_later(trained: Trained) -> None:
     mine: Any = trained.model
     for model, _ in trained.both():
         model[1].weight = model[0].weight
     trained.train()
+    trained.train()
+    assert trained.model[1].weight is trained.model[0].weight
+    assert trained.mirror.run(lambda: mine[1].weight is mine[0].weight) == [True, True]
     for model, optimizer in trained.both():
         with trained.mirror.scope():
             model[1].weight = nn.Parameter(model[0].weight.detach().clone())
@@ -148,9 +132,8 @@ def test_a_lazy_layer_added_later(trained: Trained) -> None:
     assert trained.mirror.run(lambda: tuple(mine[2].weight.shape)) == [(1, 2), (1, 2)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_cast_between_two_steps(trained: Trained, dtype: torch.dtype) -> None:
-    mine: Any = trained.model
+def test_a_cast_between_two_steps(trained: Trained) -> None:
+    mine, dtype = trained.model, torch.bfloat16
     for model, optimizer in trained.both():
         model.to(dtype)
         for state in optimizer.state.values():

@@ -22,6 +22,7 @@ from raydist.mirroring.lazy_states import (
     states_for_rank,
 )
 from raydist.mirroring.replica import MirrorReplica
+from tests.cases import case
 from tests.mirroring.in_process import Mirror, rank_of
 
 SCORES = torch.tensor([0.1, 0.9, 0.8, 0.3, 0.6, 0.2, 0.7])
@@ -75,143 +76,72 @@ class Everything(torchmetrics.Metric):
         }
 
 
+def collection() -> torchmetrics.MetricCollection:
+    kinds = [torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric, torchmetrics.CatMetric]
+    return torchmetrics.MetricCollection([kind() for kind in kinds])
+
+
 def make(mirror: Mirror, kind: Any) -> Any:
     with mirror.scope():
         return kind()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        BinaryAUROC,
-        BinaryConfusionMatrix,
-        MeanSquaredError,
-        PearsonCorrCoef,
+def test_merged_over_replicas(mirror: Mirror) -> None:
+    aggregators = [
         torchmetrics.MeanMetric,
         torchmetrics.SumMetric,
         torchmetrics.MaxMetric,
         torchmetrics.MinMetric,
         torchmetrics.CatMetric,
-    ],
-)
-def test_merged_over_replicas(kind: Any, mirror: Mirror) -> None:
-    metric, plain = make(mirror, kind), kind()
-    arguments = (SCORES,) if issubclass(kind, torchmetrics.aggregation.BaseAggregator) else (SCORES, LABELS)
-    if kind is PearsonCorrCoef:
-        arguments = (SCORES, LABELS.float())
+    ]
+    table: dict[Callable[[], Any], tuple[torch.Tensor, ...]] = {
+        BinaryAUROC: (SCORES, LABELS),
+        BinaryConfusionMatrix: (SCORES, LABELS),
+        MeanSquaredError: (SCORES, LABELS),
+        PearsonCorrCoef: (SCORES, LABELS.float()),
+        collection_with_shared_states: ((SCORES > 0.5).long(), LABELS),
+        **dict.fromkeys(aggregators, (SCORES,)),
+    }
 
-    def step(*batch: torch.Tensor) -> None:
+    def step(metric: Any, *batch: torch.Tensor) -> None:
         metric.update(*batch)
 
-    for _ in range(2):
-        mirror.run(step, *(split(values) for values in arguments))
-        for part in UNEVEN:
-            plain.update(*(values[part] for values in arguments))
-        computed, expected = metric.compute(), plain.compute()
-        if kind is torchmetrics.CatMetric:
-            computed, expected = computed.sort().values, expected.sort().values
-        torch.testing.assert_close(computed, expected)
+    for kind, arguments in table.items():
+        metric, plain = make(mirror, kind), kind()
+        for _ in range(2):
+            mirror.run(step, metric, *(split(values) for values in arguments))
+            for part in UNEVEN:
+                plain.update(*(values[part] for values in arguments))
+            computed, expected = metric.compute(), plain.compute()
+            if kind is torchmetrics.CatMetric:
+                computed, expected = computed.sort().values, expected.sort().values
+            with case(kind.__name__):
+                torch.testing.assert_close(computed, expected)
 
 
-def test_collection_with_shared_states(mirror: Mirror) -> None:
-    def named() -> torchmetrics.MetricCollection:
-        return torchmetrics.MetricCollection(
-            {"micro": MulticlassAccuracy(2, average="micro"), "macro": MulticlassAccuracy(2), "mse": MeanSquaredError()}
-        )
-
-    metrics, plain = make(mirror, named), named()
-    guesses = (SCORES > 0.5).long()
-
-    def step(guess: torch.Tensor, label: torch.Tensor) -> None:
-        metrics.update(guess, label)
-
-    for _ in range(2):
-        mirror.run(step, split(guesses), split(LABELS))
-        for part in UNEVEN:
-            plain.update(guesses[part], LABELS[part])
-    torch.testing.assert_close(metrics.compute(), plain.compute())
+def collection_with_shared_states() -> torchmetrics.MetricCollection:
+    return torchmetrics.MetricCollection(
+        {"micro": MulticlassAccuracy(2, average="micro"), "macro": MulticlassAccuracy(2), "mse": MeanSquaredError()}
+    )
 
 
-def test_forward_in_the_step_returns_the_local_value(mirror: Mirror) -> None:
-    metric = make(mirror, torchmetrics.MeanMetric)
-    assert mirror.run(lambda value: metric(value).item(), PerReplica([1.0, 3.0])) == [1.0, 3.0]
-    assert metric.compute().item() == 2.0
-
-
-@pytest.mark.parametrize("source", [0, 1])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Everything,
-        torchmetrics.SumMetric,
-        torchmetrics.MeanMetric,
-        torchmetrics.MaxMetric,
-        torchmetrics.MinMetric,
-        torchmetrics.CatMetric,
-        lambda: torchmetrics.MetricCollection([torchmetrics.SumMetric(), torchmetrics.MeanMetric()]),
-    ],
-)
-def test_a_failed_step_neither_loses_nor_repeats_updates(kind: Any, source: int) -> None:
-    failing, fine = Mirror(3), Mirror(3)
-    metrics = [make(failing, kind), make(fine, kind)]
-    scores = [torch.tensor([rank, 1.0, 2.0 * rank]) for rank in range(3)]
-
-    def update(metric: Any, values: torch.Tensor) -> None:
-        metric.update(values)
-
-    def fail(metric: Any, values: torch.Tensor) -> None:
-        if values[0] == source:
-            raise ZeroDivisionError
-
-    for _ in range(3):
-        failing.run(update, metrics[0], PerReplica(scores))
-        fine.run(update, metrics[1], PerReplica(scores))
-        with pytest.raises(ZeroDivisionError):
-            failing.run(fail, metrics[0], PerReplica(scores))
-        failing.driver.reset(source)
-        torch.testing.assert_close(metrics[0].compute(), metrics[1].compute())
-
-
-def test_updates_of_replicas_in_a_step_that_failed_elsewhere_are_kept() -> None:
-    mirror = Mirror(3)
-    metric = make(mirror, torchmetrics.SumMetric)
-
-    def step(value: float) -> None:
-        if value > 50:
-            raise ZeroDivisionError
-        metric.update(value)
-
-    mirror.run(step, PerReplica([1.0, 2.0, 3.0]))
-    with pytest.raises(ZeroDivisionError):
-        mirror.run(step, PerReplica([10.0, 99.0, 99.0]))
-    mirror.driver.reset()
-    assert metric.compute().item() == 16.0
-
-
-@pytest.mark.parametrize("kind", [Everything, torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric])
-def test_a_new_replica_adds_no_updates(kind: Any) -> None:
-    mirror = Mirror(2)
-    metric, plain = make(mirror, kind), kind()
-    mirror.run(lambda values: metric.update(values), torch.tensor([1.0, 3.0]))
-    mirror.link.replicas[1] = MirrorReplica(1)
-    mirror.driver.reset()
-    plain.update(torch.tensor([1.0, 3.0]))
-    torch.testing.assert_close(metric.compute(), plain.compute())
-
-
-@pytest.mark.parametrize("kind", [Everything, torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric])
-def test_updates_before_the_first_step_count_once(kind: Any) -> None:
-    mirror = Mirror(3)
-    metric, plain = make(mirror, kind), kind()
+@pytest.mark.parametrize("kind", [Everything, collection])
+def test_a_new_replica_adds_no_updates_and_those_before_the_first_step_count_once(kind: Any) -> None:
+    mirror, other = Mirror(3), Mirror(2)
+    metric, second, plain = make(mirror, kind), make(other, kind), kind()
     for counting in (metric, plain):
         counting.update(torch.tensor([1.0, 3.0]))
     mirror.run(lambda: metric.training)
     torch.testing.assert_close(metric.compute(), plain.compute())
+    other.run(lambda values: second.update(values), torch.tensor([1.0, 3.0]))
+    other.link.replicas[1] = MirrorReplica(1)
+    other.driver.reset()
+    torch.testing.assert_close(second.compute(), plain.compute())
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", [Everything, torchmetrics.CatMetric, torchmetrics.MeanMetric, torchmetrics.MinMetric])
 @pytest.mark.parametrize("counting", [0, 2])
+@pytest.mark.parametrize("kind", [Everything, collection])
 def test_replicas_without_updates_are_ignored(kind: Any, counting: int) -> None:
     mirror = Mirror(3)
     metric, plain = make(mirror, kind), kind()
@@ -224,28 +154,15 @@ def test_replicas_without_updates_are_ignored(kind: Any, counting: int) -> None:
         mirror.run(step, rank_of(mirror))
         plain.update(torch.tensor([1.0, 3.0]))
     torch.testing.assert_close(metric.compute(), plain.compute())
-    assert metric.update_count == 2
 
 
-def test_statistics_with_several_replicas_without_updates() -> None:
-    mirror = Mirror(4)
-    metric, plain = make(mirror, PearsonCorrCoef), PearsonCorrCoef()
-
-    def step(rank: int) -> None:
-        if rank > 1:
-            metric.update(SCORES, LABELS.float() + rank)
-
-    mirror.run(step, rank_of(mirror))
-    for rank in (2, 3):
-        plain.update(SCORES, LABELS.float() + rank)
-    torch.testing.assert_close(metric.compute(), plain.compute())
-
-
-def test_updates_of_a_replica_with_a_stand_in_batch_are_dropped(mirror: Mirror) -> None:
+def test_updates_of_a_replica_with_a_stand_in_batch_are_dropped_and_forward_returns_the_local_value(
+    mirror: Mirror,
+) -> None:
     metric = make(mirror, torchmetrics.MeanMetric)
     mirror.run(lambda: metric.training)
     held = mirror.replicas[1].hold_metrics()
-    mirror.run(lambda value: metric.update(value), PerReplica([1.0, 5.0]))
+    assert mirror.run(lambda value: metric(value).item(), PerReplica([1.0, 5.0])) == [1.0, 5.0]
     mirror.replicas[1].restore_metrics(held)
     assert metric.compute().item() == 1.0
     assert [states["_update_count"] for states in mirror.replicas[1].hold_metrics().values()] == [0]
@@ -256,13 +173,8 @@ class BothCount:
 
     def __init__(self, num_replicas: int) -> None:
         self.mirror, self.ranks = Mirror(num_replicas), range(num_replicas)
-        self.metrics, self.alone = make(self.mirror, self.named), self.named()
+        self.metrics, self.alone = make(self.mirror, collection), collection()
         self.numbers = map(float, itertools.count(1))
-
-    @staticmethod
-    def named() -> torchmetrics.MetricCollection:
-        kinds = [torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric, torchmetrics.CatMetric]
-        return torchmetrics.MetricCollection([kind() for kind in kinds])
 
     def step(self, chosen: int) -> None:
         metrics = self.metrics
@@ -277,6 +189,23 @@ class BothCount:
         value = next(self.numbers)
         self.metrics.update(value)
         self.alone.update(value)
+
+    def fail(self, chosen: int) -> None:
+        """One replica fails; updates of those before it count."""
+        metrics, failing = self.metrics, chosen % len(self.ranks)
+
+        def step(rank: int, value: float) -> None:
+            if rank == failing:
+                raise ZeroDivisionError
+            metrics.update(value)
+
+        values = [next(self.numbers) for _ in self.ranks]
+        self.mirror.run(lambda: metrics.training)
+        with pytest.raises(ZeroDivisionError):
+            self.mirror.run(step, rank_of(self.mirror), PerReplica(values))
+        self.mirror.driver.reset(chosen // 2 % len(self.ranks))
+        for value in values[:failing]:
+            self.alone.update(value)
 
     def reset(self, _: int) -> None:
         self.metrics.reset()
@@ -303,7 +232,7 @@ class BothCount:
     st.lists(
         st.tuples(
             st.sampled_from([BothCount.step, BothCount.driver, BothCount.reset, BothCount.reset_in_step])
-            | st.just(BothCount.compare),
+            | st.sampled_from([BothCount.fail, BothCount.compare]),
             st.integers(0, 7),
         )
     ),

@@ -38,13 +38,15 @@ class Thing:
 
 
 def test_accesses_are_announced() -> None:
-    owner = Recorder()
-    thing = Thing()
+    owner, thing = Recorder(), Thing()
     MirroredClasses(owner).mirror(thing)
     assert thing.double() == 2
     thing.value = 3
     del thing.value
     assert owner.seen == [("read", "double"), ("read", "value"), ("write", "value"), ("write", "value")]
+    generator = torch.Generator()
+    MirroredClasses(owner).mirror(generator)
+    assert type(generator) is torch.Generator  # as all objects of built-in classes
 
 
 @pytest.mark.parametrize("make", [lambda: nn.Linear(1, 1), Thing])  # a module has a `__getattr__` of its own
@@ -74,6 +76,10 @@ def test_class_looks_like_the_original() -> None:
     assert type(thing).__doc__ == Thing.__doc__
     assert is_mirrored_class(type(thing))
     assert not is_mirrored_class(Thing)
+    for twin in (copy.copy(thing), copy.deepcopy(thing), pickle.loads(pickle.dumps(thing))):  # copies are plain
+        assert type(twin) is Thing
+        assert twin.value == 1
+    assert type(thing) is not Thing
 
 
 def test_class_equals_the_original() -> None:
@@ -91,15 +97,10 @@ def test_class_equals_the_original() -> None:
     assert not isinstance(nn.ReLU(), type(layer))
 
 
-def test_class_makes_plain_objects() -> None:
-    layer = nn.Linear(2, 1)
-    MirroredClasses(Recorder()).mirror(layer)
-    assert type(type(layer)(4, 3, bias=False)) is nn.Linear
-
-
-def test_a_class_derived_by_the_program_is_plain() -> None:
+def test_objects_that_the_program_makes_of_the_class_and_classes_that_it_derives_are_plain() -> None:
     layer: Any = nn.Linear(2, 1)
     MirroredClasses(Recorder()).mirror(layer)
+    assert type(type(layer)(4, 3, bias=False)) is nn.Linear
     derived = type("Derived", (type(layer),), {})
     assert derived != nn.Linear
     assert isinstance(derived(3, 1), derived)
@@ -123,22 +124,6 @@ def test_metaclass_of_the_program() -> None:
     assert type(type(own)()) is Own
     assert Counted.made == 2
     assert isinstance(type(own), Counted)
-
-
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
-def test_copies_are_plain(duplicate: Any) -> None:
-    thing = Thing()
-    MirroredClasses(Recorder()).mirror(thing)
-    twin = duplicate(thing)
-    assert type(twin) is Thing
-    assert twin.value == 1
-    assert type(thing) is not Thing
-
-
-def test_objects_of_built_in_classes_stay_as_they_are() -> None:
-    generator = torch.Generator()
-    MirroredClasses(Recorder()).mirror(generator)
-    assert type(generator) is torch.Generator
 
 
 class Base(nn.Module):
@@ -174,17 +159,6 @@ def test_inheritance_properties_and_getattr(mirror: Mirror) -> None:
     with pytest.raises(AttributeError, match="'Derived' object has no attribute 'nothing'"):
         _ = model.nothing
     assert repr(model).startswith("Derived(")
-
-
-def test_released_objects_are_plain(mirror: Mirror, layer: nn.Linear) -> None:
-    with mirror.scope():
-        optimizer = torch.optim.Adam(layer.parameters())
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        model = nn.Sequential(layer)
-    mirror.run(lambda: (model.training, scheduler.last_epoch, optimizer.param_groups[0]["lr"]))
-    mirror.driver.release()
-    kinds = [type(obj) for obj in (model, layer, optimizer, scheduler)]
-    assert kinds == [nn.Sequential, nn.Linear, torch.optim.Adam, torch.optim.lr_scheduler.StepLR]
 
 
 def test_init_subclass_runs_for_classes_of_the_program_only() -> None:

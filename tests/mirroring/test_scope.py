@@ -41,157 +41,98 @@ def loaded_positions() -> nn.Module:
     return module
 
 
-def test_registered_tensors_are_marked() -> None:
-    scope = Scope()
-    outside = nn.Linear(1, 1)
-    with scope.enter():
+def test_registered_tensors_are_marked_by_the_innermost_scope_of_their_thread() -> None:
+    scope, inner = Scope(), Scope()
+    elsewhere: list[nn.Linear] = []
+    constructor, restorer = nn.Parameter.__new__, nn.Module.__setstate__
+    with contextlib.suppress(ZeroDivisionError), scope.enter():
         inside, bare = nn.BatchNorm1d(1), nn.Parameter(torch.zeros(1))
-    assert bare in scope
-    assert type(bare) is nn.Parameter
-    assert nn.Parameter(torch.zeros(1)) not in scope
-    assert inside in scope
-    assert inside.weight in scope
-    assert inside.running_mean in scope
-    assert outside not in scope
-    assert outside.weight not in scope
-
-
-def test_innermost_scope_counts() -> None:
-    outer, inner = Scope(), Scope()
-    with outer.enter():
+        thread = threading.Thread(target=lambda: elsewhere.append(nn.Linear(1, 1)))
+        thread.start()
+        thread.join(10)
         with inner.enter():
             layer = nn.Linear(1, 1)
         after = nn.Linear(1, 1)
-    assert (layer.weight in inner, layer.weight in outer) == (True, False)
-    assert after.weight in outer
-
-
-def test_other_threads_are_outside() -> None:
-    scope = Scope()
-    made: list[nn.Linear] = []
-    with scope.enter():
-        thread = threading.Thread(target=lambda: made.append(nn.Linear(1, 1)))
-        thread.start()
-        thread.join(10)
-    assert made[0].weight not in scope
-
-
-def test_hooks_are_removed_after_an_error() -> None:
-    scope = Scope()
-    constructor, restorer = nn.Parameter.__new__, nn.Module.__setstate__
-    with pytest.raises(ZeroDivisionError), scope.enter():
         _ = 1 / 0
+    assert type(bare) is nn.Parameter
+    assert all(one in scope for one in (bare, inside, inside.weight, inside.running_mean, after.weight))
+    assert (layer.weight in inner, layer.weight in scope) == (True, False)
+    outside = nn.Linear(1, 1)
+    others = (outside, outside.weight, nn.Parameter(torch.zeros(1)), elsewhere[0].weight)
+    assert not any(one in scope for one in others)
     assert nn.Parameter.__new__ is constructor
     assert nn.Module.__setstate__ is restorer
     assert not scope.is_active
-    assert nn.Linear(1, 1).weight not in scope
-
-
-def test_marks_do_not_keep_alive() -> None:
-    scope = Scope()
-    with scope.enter():
-        layer = nn.Linear(1, 1)
-    del layer
+    del bare, inside, layer, after
     gc.collect()
-    assert scope._marks == {}
+    assert scope._marks == {}  # marks keep nothing alive
 
 
-def test_buffers_only_module_made_outside() -> None:
-    norm = nn.BatchNorm1d(1, affine=False)
-    with pytest.raises(FailedPreconditionError, match="a BatchNorm1d was not"):
-        Mirror().run(lambda: norm.training)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Positions().double(),
-        lambda: nn.Sequential(Positions()).double(),
-        lambda: copy.deepcopy(Positions()),
-        lambda: copy.deepcopy(Positions().double()),
-        loaded_positions,
-        lambda: parametrizations.spectral_norm(nn.Linear(2, 2)).double(),
-        lambda: copy.deepcopy(parametrizations.spectral_norm(nn.Linear(2, 2)).double()),
-    ],
-    ids=["cast", "cast in a container", "copied", "cast and copied", "loaded", "spectral", "spectral copied"],
-)
-def test_buffers_that_were_cast_copied_or_loaded_inside(make: Callable[[], nn.Module], mirror: Mirror) -> None:
-    with mirror.scope():
-        module = make()
-    kind = next(module.buffers()).dtype
-
-    def step() -> list[float]:
-        next(module.buffers()).add_(1)
-        result: list[float] = module(torch.ones(2, dtype=kind)).tolist()
-        return result
-
-    before = next(module.buffers()).clone()
-    first, second = mirror.run(step)
-    assert first == second
-    assert torch.equal(next(module.buffers()), before + 1) or isinstance(module, nn.Linear)
-
-
-def test_buffers_of_a_module_made_outside_and_cast_inside() -> None:
-    mirror, module = Mirror(), Positions()
-    with mirror.scope():
-        module.double()
-    with pytest.raises(FailedPreconditionError, match="a Positions was not"):
-        mirror.run(lambda: module(torch.ones(2)))
-
-
-def test_a_child_added_outside_after_the_first_step(mirror: Mirror) -> None:
+def test_what_was_made_outside_is_refused_and_nothing_changes(mirror: Mirror, layer: nn.Linear) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1))
     mirror.run(lambda: model.training)
+    norm, cast, foreign = nn.BatchNorm1d(1, affine=False), Positions(), nn.Linear(1, 1)
+    with mirror.scope():
+        cast.double()
+    optimizer = torch.optim.SGD(list(foreign.parameters()), lr=1.0)
+    refused: dict[str, Callable[[], object]] = {
+        "a BatchNorm1d was not": lambda: norm.training,
+        "a Positions was not": lambda: cast(torch.ones(2)),
+        r"param_groups\[0\] of optimizer SGD was not": lambda: optimizer.step(),
+        "Linear.* was not": lambda: (layer, foreign),
+    }
+    for message, step in refused.items():
+        with pytest.raises(FailedPreconditionError, match=message):
+            mirror.run(step)
+    assert type(layer.weight) is nn.Parameter
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[1.0, 2.0]]] * 2
+    activation = nn.ReLU()  # without tensors it may come from anywhere
+    assert mirror.run(lambda: activation(torch.tensor(-1.0)).item()) == [0.0, 0.0]
     model.append(nn.Linear(1, 1))
     with pytest.raises(FailedPreconditionError, match="parameter 'weight' of module Linear"):
         mirror.run(lambda: model.training)
 
 
-def test_optimizer_over_parameters_of_others() -> None:
-    layer = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(list(layer.parameters()), lr=1.0)
-    with pytest.raises(FailedPreconditionError, match=r"param_groups\[0\] of optimizer SGD was not"):
-        Mirror().run(lambda: optimizer.step())
+def test_buffers_that_were_cast_copied_or_loaded_inside(mirror: Mirror) -> None:
+    ways: dict[str, Callable[[], nn.Module]] = {
+        "cast in a container": lambda: nn.Sequential(Positions()).double(),
+        "cast and copied": lambda: copy.deepcopy(Positions().double()),
+        "loaded": loaded_positions,
+        "spectral copied": lambda: copy.deepcopy(parametrizations.spectral_norm(nn.Linear(2, 2)).double()),
+    }
 
+    def step(module: nn.Module) -> list[float]:
+        buffer = next(module.buffers())
+        buffer.add_(1)
+        result: list[float] = module(torch.ones(2, dtype=buffer.dtype)).tolist()
+        return result
 
-def test_modules_without_tensors_may_come_from_anywhere(mirror: Mirror) -> None:
-    activation = nn.ReLU()
-    assert mirror.run(lambda: activation(torch.tensor(-1.0)).item()) == [0.0, 0.0]
-
-
-def test_a_refused_step_changes_nothing(mirror: Mirror, layer: nn.Linear) -> None:
-    foreign = nn.Linear(1, 1)
-    with pytest.raises(FailedPreconditionError):
-        mirror.run(lambda: (layer, foreign))
-    assert type(layer.weight) is nn.Parameter
-    assert mirror.run(lambda: layer.weight.tolist()) == [[[1.0, 2.0]]] * 2
+    for way, make in ways.items():
+        with mirror.scope():
+            module = make()
+        before = next(module.buffers()).clone()
+        first, second = mirror.run(step, module)
+        assert first == second, way
+        assert torch.equal(next(module.buffers()), before + 1) or isinstance(module, nn.Linear), way
 
 
 @pytest.mark.parametrize("after_a_step", [False, True])
-def test_deepcopy_inside_is_mirrored(after_a_step: bool, mirror: Mirror) -> None:
+def test_deepcopy_inside_is_mirrored_and_outside_a_plain_snapshot(after_a_step: bool, mirror: Mirror) -> None:
     with mirror.scope():
-        model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False))
     if after_a_step:
-        mirror.run(lambda: model.training)
+        mirror.run(lambda: model[0].weight.data.fill_(1.0).sum())
     with mirror.scope():
         twin = copy.deepcopy(model)
-    mirror.run(lambda: twin[0].weight.data.fill_(5.0).sum())
+    before = model[0].weight.tolist()
+    snapshot = copy.deepcopy(model[0])
+    assert (type(snapshot), type(snapshot.weight)) == (nn.Linear, nn.Parameter)
+    mirror.run(lambda: (twin[0].weight.data.fill_(5.0).sum(), model[0].weight.data.fill_(3.0).sum()))
     assert twin[0].weight.tolist() == [[5.0, 5.0]] * 2
-    assert twin[0].weight is not model[0].weight
-    assert len(mirror.replicas[0].parameters()) == (8 if after_a_step else 4)
-
-
-@pytest.mark.parametrize("after_a_step", [False, True])
-def test_deepcopy_outside_is_a_plain_snapshot(after_a_step: bool, mirror: Mirror, layer: nn.Linear) -> None:
-    if after_a_step:
-        mirror.run(lambda: layer.weight.data.add_(1).sum())
-    snapshot = copy.deepcopy(layer)
-    assert type(snapshot) is nn.Linear
-    assert type(snapshot.weight) is nn.Parameter
-    assert snapshot.weight.tolist() == [[1.0 + after_a_step, 2.0 + after_a_step]]
-    mirror.run(lambda: layer.weight.data.add_(1).sum())
-    assert snapshot.weight.tolist() == [[1.0 + after_a_step, 2.0 + after_a_step]]
+    assert model[0].weight.tolist() == [[3.0, 3.0]] * 2
+    assert snapshot.weight.tolist() == before
+    assert len(mirror.replicas[0].parameters()) == 4
     with pytest.raises(FailedPreconditionError):
         mirror.run(lambda: snapshot.training)
 
@@ -213,15 +154,6 @@ def test_closed_driver_refuses(mirror: Mirror) -> None:
         mirror.run(lambda: 1)
     with pytest.raises(FailedPreconditionError, match="must be open"):
         mirror.scope()
-
-
-def test_deepcopy_of_buffers_alone(mirror: Mirror) -> None:
-    with mirror.scope():
-        norm = nn.BatchNorm1d(1, affine=False)
-    mirror.run(lambda: norm.training)
-    with mirror.scope():
-        twin = copy.deepcopy(norm)
-    assert mirror.run(lambda: twin.training) == [True, True]
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -282,17 +214,13 @@ def test_a_new_parameter_is_named_by_its_path() -> None:
         origin().require([weight])
 
 
-def test_variables_must_stay_on_the_device_of_their_strategy() -> None:
-    model = nn.BatchNorm1d(1, device="meta")
-    with pytest.raises(
-        FailedPreconditionError, match=r"\(cpu or cuda\); parameter 'weight' of module .* moved to meta"
-    ):
-        origin().require([model, model.weight])
-    with pytest.raises(FailedPreconditionError, match="buffer 'running_mean' of module BatchNorm1d was moved to meta"):
-        origin().require([model, model.running_mean])
-
-
-def test_sharded_embeddings_need_parameter_servers() -> None:
-    embedding = ShardedEmbedding(10, 2)
-    with pytest.raises(FailedPreconditionError, match=r"Mine has none\. Use rd\.ParameterServerStrategy"):
-        origin().require([embedding, embedding.weight])
+def test_variables_must_stay_on_the_device_of_their_strategy_and_sharded_embeddings_need_servers() -> None:
+    model, embedding = nn.BatchNorm1d(1, device="meta"), ShardedEmbedding(10, 2)
+    refused: list[tuple[list[Any], str]] = [
+        ([model, model.weight], r"\(cpu or cuda\); parameter 'weight' of module .* moved to meta"),
+        ([model, model.running_mean], "buffer 'running_mean' of module BatchNorm1d was moved to meta"),
+        ([embedding, embedding.weight], r"Mine has none\. Use rd\.ParameterServerStrategy"),
+    ]
+    for objects, message in refused:
+        with pytest.raises(FailedPreconditionError, match=message):
+            origin().require(objects)

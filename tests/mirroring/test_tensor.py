@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.messages import TensorImage, answer, overwrite
@@ -21,56 +22,51 @@ from raydist.mirroring.tensor import MirroredTensor, record_of
 from tests.mirroring.in_process import Mirror, linear
 
 
-def mirrored() -> tuple[Mirror, Any]:
-    mirror = Mirror()
+def mirrored(mirror: Mirror) -> Any:
     layer = linear(mirror)
     mirror.run(lambda: layer.training)
     assert type(layer.weight) is MirroredTensor
-    return mirror, layer
+    return layer
 
 
-def test_is_a_parameter_and_its_detached_alias_is_not() -> None:
-    _, layer = mirrored()
+def test_is_a_parameter_and_its_detached_alias_and_copies_are_not_mirrored(mirror: Mirror) -> None:
+    layer = mirrored(mirror)
     assert isinstance(layer.weight, nn.Parameter)
     assert not isinstance(layer.weight.detach(), nn.Parameter)
     assert type(layer.weight + 1) is torch.Tensor
-
-
-def test_parameter_made_of_a_parameter() -> None:
-    mirror, layer = mirrored()
+    for twin in (copy.deepcopy(layer.weight), pickle.loads(pickle.dumps(layer.weight)), copy.copy(layer.weight)):
+        assert twin.tolist() == [[1.0, 2.0]]
+        assert isinstance(twin, nn.Parameter)
+    assert type(copy.deepcopy(layer.weight)) is nn.Parameter
+    pair = copy.deepcopy([layer.weight, layer.weight])
+    assert pair[0] is pair[1]
     with mirror.scope():
+        norm = nn.BatchNorm1d(1)
         other = nn.Parameter(layer.weight)
-    assert isinstance(other, nn.Parameter)
-    assert other.tolist() == [[1.0, 2.0]]
+    mirror.run(lambda: norm.training)
+    assert type(copy.deepcopy(norm.running_mean)) is torch.Tensor
+    assert repr(norm.running_mean) == "tensor([0.])"
     holder = [other]
     assert mirror.run(lambda: (holder[0] is layer.weight, holder[0].tolist())) == [(False, [[1.0, 2.0]])] * 2
 
 
-def test_weight_norm_before_and_after_the_first_step() -> None:
-    mirror, layer = mirrored()
+def test_weight_norm_spectral_norm_and_pruning(mirror: Mirror) -> None:
+    layer, pruned = mirrored(mirror), mirrored(mirror)
     with mirror.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         nn.utils.parametrizations.weight_norm(layer)
         other: Any = nn.utils.weight_norm(nn.Linear(2, 1, bias=False))
-    results = mirror.run(lambda: (layer(torch.ones(2)).item(), other(torch.ones(2)).item()))
-    torch.testing.assert_close(results[0], (3.0, other(torch.ones(2)).item()))
+        prune.l1_unstructured(pruned, "weight", amount=1)
+        spectral: Any = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
+    ones = torch.ones(2)
+    results = mirror.run(lambda: [each(ones).sum().item() for each in (layer, other, pruned, spectral)])
     assert results[0] == results[1]
+    torch.testing.assert_close(results[0][:3], [3.0, other(ones).item(), 2.0])
+    assert pruned.weight.tolist() == [[0.0, 2.0]]
 
 
-def test_spectral_norm_and_pruning() -> None:
-    from torch.nn.utils import prune
-
-    mirror, layer = mirrored()
-    with mirror.scope():
-        prune.l1_unstructured(layer, "weight", amount=1)
-        other: Any = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
-    assert mirror.run(lambda: layer(torch.ones(2)).item()) == [2.0, 2.0]
-    mirror.run(lambda: other(torch.ones(1, 2)).sum().item())
-    assert layer.weight.tolist() == [[0.0, 2.0]]
-
-
-def test_functional_call_and_vmap_on_the_driver() -> None:
-    _, layer = mirrored()
+def test_functional_call_and_vmap_on_the_driver(mirror: Mirror) -> None:
+    layer = mirrored(mirror)
     parameters = dict(layer.named_parameters())
     result = torch.func.functional_call(layer, parameters, (torch.ones(2),))
     assert result.item() == 3.0
@@ -78,29 +74,10 @@ def test_functional_call_and_vmap_on_the_driver() -> None:
     assert gradients["weight"].tolist() == [[1.0, 1.0]]
 
 
-def test_copies_are_plain() -> None:
-    _, layer = mirrored()
-    for twin in (copy.deepcopy(layer.weight), pickle.loads(pickle.dumps(layer.weight)), copy.copy(layer.weight)):
-        assert twin.tolist() == [[1.0, 2.0]]
-        assert isinstance(twin, nn.Parameter)
-    assert type(copy.deepcopy(layer.weight)) is nn.Parameter
-    pair = copy.deepcopy([layer.weight, layer.weight])
-    assert pair[0] is pair[1]
-
-
-def test_buffer_copies_are_no_parameters(mirror: Mirror) -> None:
-    with mirror.scope():
-        norm = nn.BatchNorm1d(1)
-    mirror.run(lambda: norm.training)
-    assert type(copy.deepcopy(norm.running_mean)) is torch.Tensor
-    assert repr(norm.running_mean) == "tensor([0.])"
-
-
-@pytest.mark.parametrize(
-    "share",
-    [
+@pytest.mark.usefixtures("quick_gc")
+def test_aliases_are_known_while_they_live(mirror: Mirror) -> None:
+    ways: list[Callable[[Any], Any]] = [
         lambda weight: weight.detach(),
-        lambda weight: weight.data,
         lambda weight: weight.data[0].view(-1).data,
         lambda weight: weight.detach().numpy()[0],
         lambda weight: weight.data.unbind()[0].numpy(),
@@ -111,34 +88,21 @@ def test_buffer_copies_are_no_parameters(mirror: Mirror) -> None:
         lambda weight: nn.Parameter(weight),
         lambda weight: weight.untyped_storage(),
         lambda weight: weight.detach().untyped_storage()[:4],
-    ],
-)
-def test_aliases_are_known_while_they_live(share: Callable[[Any], Any]) -> None:
-    _, layer = mirrored()
-    aliases = record_of(layer.weight).aliases
-    assert not aliases.exist(layer.weight)
-    layer.weight.norm().item()
-    assert not aliases.exist(layer.weight)
-    alias = share(layer.weight)
-    assert aliases.exist(layer.weight)
-    del alias
-    gc.collect()
-    assert not aliases.exist(layer.weight)
-
-
-@pytest.mark.parametrize(
-    "share",
-    [
+    ]
+    untracked: list[Callable[[Any], Any]] = [
         lambda weight: torch.utils.dlpack.from_dlpack(weight.detach()),
         lambda weight: np.from_dlpack(weight.detach()),
-    ],
-)
-def test_memory_with_an_untracked_alias(share: Callable[[Any], Any]) -> None:
-    _, layer = mirrored()
-    assert not record_of(layer.weight).aliases.exist(layer.weight)
-    alias = share(layer.weight)
-    assert record_of(layer.weight).aliases.exist(layer.weight)
-    del alias
+    ]
+    for number, share in enumerate((*ways, *untracked)):
+        layer = mirrored(mirror)
+        aliases = record_of(layer.weight).aliases
+        layer.weight.norm().item()
+        assert not aliases.exist(layer.weight), number
+        alias = share(layer.weight)
+        assert aliases.exist(layer.weight), number
+        del alias
+        gc.collect()
+        assert not aliases.exist(layer.weight) or share in untracked, number
 
 
 @pytest.mark.parametrize("share", [lambda weight: weight.data, lambda weight: weight.detach().numpy()])
@@ -153,41 +117,28 @@ def test_an_alias_from_before_the_first_step_is_found(
     assert layer.weight.tolist() == [[6.0, 6.0]]
 
 
-def test_an_alias_of_memory_assigned_to_a_parameter() -> None:
-    mirror, layer = mirrored()
+def test_an_alias_of_memory_assigned_to_a_parameter(mirror: Mirror) -> None:
+    layer = mirrored(mirror)
     memory = torch.zeros(1, 2)
     layer.weight.data = memory
     assert mirror.run(lambda: layer.weight.tolist()) == [[[0.0, 0.0]]] * 2
     memory.fill_(4.0)
     assert mirror.run(lambda: layer.weight.tolist()) == [[[4.0, 4.0]]] * 2
-
-
-def test_memory_without_aliases_is_not_shared_after_the_next_step() -> None:
-    mirror, layer = mirrored()
     layer.half()
     aliases = record_of(layer.weight).aliases
     mirror.run(lambda: layer.training)
-    assert not aliases.exist(layer.weight)
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.arange(6.0).reshape(2, 3).t(), torch.tensor(2.5), torch.zeros(0, 2), torch.tensor([1.5]).bfloat16()]
-    + [torch.tensor([True, False]), torch.tensor([1 + 2j])],
-)
-def test_image_is_exact(tensor: torch.Tensor) -> None:
-    image = pickle.loads(pickle.dumps(TensorImage.of(tensor)))
-    assert torch.equal(image.tensor(), tensor)
-    assert image.tensor().dtype is tensor.dtype
+    assert not aliases.exist(layer.weight)  # after the next step
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_image_of_a_sparse_tensor(layout: torch.layout) -> None:
-    dense = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
-    image = pickle.loads(pickle.dumps(TensorImage.of(dense.to_sparse(layout=layout))))
-    assert image.tensor().layout is layout
-    assert torch.equal(image.tensor().to_dense(), dense)
+def test_image_is_exact() -> None:
+    dense = torch.arange(6.0).reshape(2, 3)
+    plain = [dense.t(), torch.tensor(2.5), torch.zeros(0, 2), torch.tensor([1.5]).bfloat16()]
+    sparse = [dense.to_sparse(layout=layout) for layout in (torch.sparse_coo, torch.sparse_csr)]
+    for tensor in (*plain, *sparse, torch.tensor([True, False]), torch.tensor([1 + 2j])):
+        arrived = pickle.loads(pickle.dumps(TensorImage.of(tensor))).tensor()
+        assert torch.equal(arrived.to_dense(), tensor.to_dense())
+        assert (arrived.dtype, arrived.layout) == (tensor.dtype, tensor.layout)
 
 
 def test_overwrite_in_place() -> None:
@@ -198,19 +149,17 @@ def test_overwrite_in_place() -> None:
     overwrite(parameter, torch.ones(3, dtype=torch.float64))
     assert (parameter.dtype, parameter.shape) == (torch.float64, (3,))
     assert parameter.requires_grad
-
-
-def test_an_expanded_tensor_gets_memory_of_its_own() -> None:
-    tensor = torch.ones(1, 2).expand(3, 2)
-    overwrite(tensor, torch.full((3, 2), 2.0))
-    assert tensor.tolist() == [[2.0, 2.0]] * 3
+    expanded = torch.ones(1, 2).expand(3, 2)  # gets memory of its own
+    overwrite(expanded, torch.full((3, 2), 2.0))
+    assert expanded.tolist() == [[2.0, 2.0]] * 3
     of_one = torch.ones(1, 2).expand(1, 2)
     address = of_one.data_ptr()
     overwrite(of_one, torch.zeros(1, 2))
     assert (of_one.tolist(), of_one.data_ptr()) == ([[0.0, 0.0]], address)
 
 
-@pytest.mark.parametrize("method", [MirrorReplica.parameters, MirrorReplica.tensor_images, len])
-def test_nothing_else_is_answered(method: Any) -> None:
-    with pytest.raises(FailedPreconditionError, match=r"raydist bug: .* methods of MirrorCalls only, got <"):
-        answer(MirrorReplica(0), method)
+def test_nothing_else_is_answered() -> None:
+    method: Any
+    for method in (MirrorReplica.parameters, MirrorReplica.tensor_images, len):
+        with pytest.raises(FailedPreconditionError, match=r"raydist bug: .* methods of MirrorCalls only, got <"):
+            answer(MirrorReplica(0), method)

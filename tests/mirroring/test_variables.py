@@ -24,8 +24,11 @@ def sgd_step(layer: nn.Linear) -> None:
         layer.weight.sub_(1.0)
 
 
+Trained = tuple[Mirror, nn.Linear]
+
+
 @pytest.fixture
-def trained() -> tuple[Mirror, nn.Linear]:
+def trained() -> Trained:
     """A layer of weights [1, 2], after a step that made them [0, 1] on the replicas."""
     mirror = Mirror()
     layer = linear(mirror)
@@ -37,53 +40,44 @@ def on_replicas(mirror: Mirror, layer: nn.Linear) -> list[list[list[float]]]:
     return [values.tolist() for values in mirror.run(lambda: layer.weight.detach().clone())]
 
 
-def test_forward_on_the_driver_uses_fresh_values(trained: tuple[Mirror, nn.Linear]) -> None:
-    _, layer = trained
+def test_everything_on_the_driver_reads_fresh_values(trained: Trained) -> None:
+    mirror, layer = trained
     assert layer(torch.tensor([1.0, 1.0])).tolist() == [1.0]
-
-
-def test_state_dict_and_save(trained: tuple[Mirror, nn.Linear]) -> None:
-    _, layer = trained
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    assert loaded["weight"].tolist() == [[0.0, 1.0]]
-    assert type(loaded["weight"]) is torch.Tensor
-
-
-def test_save_of_the_whole_module(trained: tuple[Mirror, nn.Linear]) -> None:
-    _, layer = trained
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
+    for saved, weights_only in ((layer.state_dict(), True), (layer, False)):
+        file = io.BytesIO()
+        torch.save(saved, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=weights_only)
+        weight = loaded["weight"] if weights_only else loaded.weight
+        assert weight.tolist() == [[0.0, 1.0]]
+        assert type(weight) is (torch.Tensor if weights_only else nn.Parameter)
     assert type(loaded) is nn.Linear
-    assert type(loaded.weight) is nn.Parameter
-    assert loaded.weight.tolist() == [[0.0, 1.0]]
-
-
-def test_detached_alias_reads_fresh_values(mirror: Mirror, layer: nn.Linear) -> None:
+    alias, view = layer.weight.detach(), layer.weight.detach().numpy()
     mirror.run(sgd_step, layer)
-    alias = layer.weight.detach()
-    mirror.run(sgd_step, layer)
-    assert alias.tolist() == [[-1.0, 0.0]]
+    assert mirror.bytes_of_last["writes"] == 0  # who only reads sends nothing
+    assert alias.tolist() == layer.weight.tolist() == [[-1.0, 0.0]]
+    assert view.tolist() == [[-1.0, 0.0]]
 
 
-def test_nothing_is_sent_for_an_unchanged_model(trained: tuple[Mirror, nn.Linear]) -> None:
+def test_nothing_is_sent_for_an_unchanged_model_and_one_message_for_a_read(trained: Trained) -> None:
     mirror, layer = trained
     mirror.run(sgd_step, layer)
     assert mirror.bytes_of_last["bundle"] == mirror.bytes_of_last["writes"] == mirror.bytes_of_last["function"] == 0
     assert mirror.link.calls == []
-
-
-def test_only_the_first_read_sends_a_message(trained: tuple[Mirror, nn.Linear]) -> None:
-    mirror, layer = trained
     assert layer.weight.shape == (1, 2)
     assert "tensor_images" not in mirror.link.calls
     for _ in range(3):
         layer.weight.sum()
     assert mirror.link.calls.count("tensor_images") == 1
+
+
+def test_released_variables_are_plain(trained: Trained) -> None:
+    mirror, layer = trained
+    alias = layer.weight.detach()
+    mirror.driver.release()
+    assert type(layer.weight) is nn.Parameter
+    assert "_raydist_record" not in vars(layer.weight)
+    assert layer.weight.tolist() == alias.tolist() == [[0.0, 1.0]]
 
 
 @pytest.fixture
@@ -109,45 +103,29 @@ def test_one_tensor_is_fetched_alone(large: tuple[Mirror, Any]) -> None:
     assert model[0].weight.norm() == expected[0]
     assert model[0].weight.norm() == expected[0]
     assert mirror.link.fetched == [1]
-    assert model[1].weight.norm() == expected[1]
-    assert mirror.link.fetched == [1, 1]
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda model: model.state_dict(),
-        lambda model: model(torch.ones(512)),
-        lambda model: [each.norm() for each in model.parameters()],
-        lambda model: torch.stack([model[0].weight, model[1].weight]),
-        lambda model: copy.deepcopy(model),
-    ],
-)
-def test_several_are_fetched_together(large: tuple[Mirror, Any], read: Callable[[Any], Any]) -> None:
-    mirror, model = large
-    read(model)
-    assert all(float(each.detach().norm()) for each in model.parameters())
-    assert mirror.link.fetched == [2]
-
-
-def test_a_tensor_fetched_alone_can_be_written(large: tuple[Mirror, Any]) -> None:
-    mirror, model = large
-    before = mirror.replicas[0].parameters()[1].detach().clone()
-    with torch.no_grad():
-        model[0].weight.zero_()
-    assert mirror.run(lambda: model[0].weight.count_nonzero().item()) == [0] * 2
-    assert mirror.link.fetched == [1]
-    assert torch.equal(model[1].weight, before)
-
-
-def test_a_written_tensor_is_kept_when_others_are_fetched(large: tuple[Mirror, Any]) -> None:
-    mirror, model = large
     with torch.no_grad():
         model[0].weight.fill_(5.0)
-    assert model[1].weight.sum() != 0
+    assert model[1].weight.norm() == expected[1]
     assert mirror.link.fetched == [1, 1]
-    assert bool((model[0].weight == 5.0).all())
+    assert bool((model[0].weight == 5.0).all())  # what was written is kept when others are fetched
     assert mirror.run(lambda: bool((model[0].weight == 5.0).all())) == [True] * 2
+
+
+def test_several_are_fetched_together(large: tuple[Mirror, Any]) -> None:
+    mirror, model = large
+    reads: list[Callable[[], object]] = [
+        lambda: model.state_dict(),
+        lambda: model(torch.ones(512)),
+        lambda: [each.norm() for each in model.parameters()],
+        lambda: torch.stack([model[0].weight, model[1].weight]),
+        lambda: copy.deepcopy(model),
+    ]
+    for number, read in enumerate(reads):
+        mirror.run(lambda: [each.data.add_(1).sum() for each in model.parameters()] and None)
+        mirror.link.fetched.clear()
+        read()
+        assert all(float(each.detach().norm()) for each in model.parameters())
+        assert mirror.link.fetched == [2], number
 
 
 def test_reads_of_a_hundred_small_tensors_are_one_message(mirror: Mirror) -> None:
@@ -161,54 +139,44 @@ def test_reads_of_a_hundred_small_tensors_are_one_message(mirror: Mirror) -> Non
     assert mirror.link.calls.count("tensor_images") == 1
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda layer: layer.weight.data.fill_(7.0),
-        lambda layer: layer.weight.detach().fill_(7.0),
-        lambda layer: nn.init.constant_(layer.weight, 7.0),
-        lambda layer: layer.weight.data.copy_(torch.full((1, 2), 7.0)),
-        lambda layer: layer.weight.detach().numpy().fill(7.0),
-        lambda layer: layer.weight.data.numpy().__setitem__(slice(None), 7.0),
-        lambda layer: layer.weight.data.view(-1)[:].fill_(7.0),
-        lambda layer: layer.load_state_dict({"weight": torch.full((1, 2), 7.0)}),
-        lambda layer: setattr(layer.weight, "data", torch.full((1, 2), 7.0)),
-        lambda layer: torch.utils.dlpack.from_dlpack(layer.weight.detach()).fill_(7.0),
-        lambda layer: nn.utils.vector_to_parameters(torch.full((2,), 7.0), layer.parameters()),
-        lambda layer: torch._foreach_copy_([layer.weight.data], [torch.full((1, 2), 7.0)]),
-    ],
-)
-def test_driver_writes_reach_every_replica(trained: tuple[Mirror, nn.Linear], write: Any) -> None:
+def test_driver_writes_reach_every_replica(trained: Trained) -> None:
     mirror, layer = trained
-    write(layer)
-    assert on_replicas(mirror, layer) == [[[7.0, 7.0]]] * 2
-    assert on_replicas(mirror, layer) == [[[7.0, 7.0]]] * 2
-    assert mirror.bytes_of_last["writes"] == 0
+
+    def full(value: float) -> torch.Tensor:
+        return torch.full((1, 2), value)
+
+    writes: list[Callable[[float], object]] = [
+        lambda value: layer.weight.data.fill_(value),
+        lambda value: layer.weight.detach().fill_(value),
+        lambda value: nn.init.constant_(layer.weight, value),
+        lambda value: layer.weight.data.copy_(full(value)),
+        lambda value: layer.weight.detach().numpy().fill(value),
+        lambda value: layer.weight.data.numpy().__setitem__(slice(None), value),
+        lambda value: layer.weight.data.view(-1)[:].fill_(value),
+        lambda value: layer.load_state_dict({"weight": full(value)}),
+        lambda value: setattr(layer.weight, "data", full(value)),
+        lambda value: nn.utils.vector_to_parameters(torch.full((2,), value), layer.parameters()),
+        lambda value: torch._foreach_copy_([layer.weight.data], [full(value)]),
+        lambda value: torch.utils.dlpack.from_dlpack(layer.weight.detach()).fill_(value),
+    ]
+    for number, write in enumerate(writes):
+        value = 7.0 + number
+        write(value)
+        for _ in range(2):
+            assert on_replicas(mirror, layer) == [[[value, value]]] * 2, number
+        assert mirror.bytes_of_last["writes"] == 0, number
 
 
-def test_kept_numpy_view_writes_after_a_step(mirror: Mirror, layer: nn.Linear) -> None:
+def test_kept_numpy_views_write_after_a_step(mirror: Mirror, layer: nn.Linear) -> None:
+    early = layer.weight.detach().numpy()
     mirror.run(sgd_step, layer)
+    early[:] = 9.0
+    assert on_replicas(mirror, layer) == [[[9.0, 9.0]]] * 2
     view = layer.weight.detach().numpy()
     mirror.run(sgd_step, layer)
     view[0, 1] = 50.0  # without a look at the parameter since the step
-    assert on_replicas(mirror, layer) == [[[-1.0, 50.0]]] * 2
-    assert layer.weight.tolist() == [[-1.0, 50.0]]
-
-
-def test_view_from_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
-    view = layer.weight.detach().numpy()
-    mirror.run(sgd_step, layer)
-    view[:] = 9.0
-    assert on_replicas(mirror, layer) == [[[9.0, 9.0]]] * 2
-
-
-def test_view_that_only_reads_sends_nothing(trained: tuple[Mirror, nn.Linear]) -> None:
-    mirror, layer = trained
-    view = layer.weight.detach().numpy()
-    mirror.run(sgd_step, layer)
-    assert mirror.bytes_of_last["writes"] == 0
-    assert layer.weight.tolist() == [[-1.0, 0.0]]
-    assert view.tolist() == [[-1.0, 0.0]]
+    assert on_replicas(mirror, layer) == [[[8.0, 50.0]]] * 2
+    assert layer.weight.tolist() == [[8.0, 50.0]]
 
 
 def test_nan_does_not_count_as_a_write(mirror: Mirror, layer: nn.Linear) -> None:
@@ -220,55 +188,52 @@ def test_nan_does_not_count_as_a_write(mirror: Mirror, layer: nn.Linear) -> None
     assert view.shape == (1, 2)
 
 
-def test_tied_parameters_stay_tied(mirror: Mirror) -> None:
+def test_tied_parameters_stay_tied_and_one_may_be_without_a_module(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[1].weight = model[0].weight
+        bias = nn.Parameter(torch.tensor([1.0]))
     assert mirror.run(lambda: model[0].weight is model[1].weight) == [True, True]
     assert len(mirror.replicas[0].parameters()) == 3
     assert model[0].weight is model[1].weight
-
-
-def test_parameter_without_a_module(mirror: Mirror) -> None:
-    with mirror.scope():
-        bias = nn.Parameter(torch.tensor([1.0]))
-
-    def raise_bias() -> None:
-        bias.data += 1.0
-
-    mirror.run(raise_bias)
+    mirror.run(lambda: bias.data.add_(1.0).sum())
     assert bias.tolist() == [2.0]
 
 
 def test_running_statistics_read_as_the_mean(mirror: Mirror) -> None:
     with mirror.scope():
-        norm = nn.BatchNorm1d(1, momentum=1.0)
+        norm: Any = nn.BatchNorm1d(1, momentum=1.0)
     mirror.run(lambda rank: norm(torch.tensor([[0.0], [4.0]]) + 2 * rank).sum().item(), rank_of(mirror))
-    assert norm.running_mean is not None
     assert norm.running_mean.tolist() == [3.0]
-    assert norm.num_batches_tracked is not None
     assert norm.num_batches_tracked.item() == 1
     mirror.run(lambda: norm.training)
     assert mirror.bytes_of_last["writes"] == 0  # what was read as a mean is not written back
+    norm.running_mean.fill_(5.0)
+    norm.num_batches_tracked += 3
+    assert mirror.run(lambda: (norm.running_mean.item(), norm.num_batches_tracked.item())) == [(5.0, 4)] * 2
+    value = torch.tensor([0.1], dtype=torch.float64)
+    assert torch.equal(average([value, value, value]), value)  # equal values stay exact
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_sparse_buffers(layout: Any, mirror: Mirror) -> None:
-    with mirror.scope():
-        graph: Any = nn.Linear(2, 2)
-        graph.register_buffer("edges", torch.eye(2).to_sparse(layout=layout))
-    assert mirror.run(lambda: (graph.edges @ torch.ones(2, 1)).sum().item()) == [2.0, 2.0]
-    assert (graph.edges.to_dense() + graph.state_dict()["edges"].to_dense()).sum().item() == 4.0
-    mirror.run(lambda: setattr(graph, "edges", (torch.ones(2, 2) * 3).to_sparse(layout=layout)))
-    assert graph.edges.layout is layout
-    assert graph.edges.to_dense().sum().item() == 12.0
-    graph.edges = (torch.ones(2, 2) * 2).to_sparse(layout=layout)
-    assert mirror.run(lambda: graph.edges.to_dense().sum().item()) == [8.0, 8.0]
+def test_sparse_buffers(mirror: Mirror) -> None:
+    for layout in (torch.sparse_coo, torch.sparse_csr):
+        with mirror.scope():
+            graph: Any = nn.Linear(2, 2)
+            graph.register_buffer("edges", torch.eye(2).to_sparse(layout=layout))
+        assert mirror.run(lambda graph: (graph.edges @ torch.ones(2, 1)).sum().item(), graph) == [2.0, 2.0]
+        assert (graph.edges.to_dense() + graph.state_dict()["edges"].to_dense()).sum().item() == 4.0
+        threes = (torch.ones(2, 2) * 3).to_sparse(layout=layout)
+        mirror.run(lambda graph, edges: setattr(graph, "edges", edges), graph, threes)
+        assert graph.edges.layout is layout
+        assert graph.edges.to_dense().sum().item() == 12.0
+        graph.edges = (torch.ones(2, 2) * 2).to_sparse(layout=layout)
+        assert mirror.run(lambda graph: graph.edges.to_dense().sum().item(), graph) == [8.0, 8.0]
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d])
+@pytest.mark.parametrize(
+    ("norm", "training"), [(nn.BatchNorm1d, True), (nn.BatchNorm1d, False), (nn.InstanceNorm1d, True)]
+)
 def test_running_statistics_of_a_forward_on_the_driver(norm: Any, training: bool, mirror: Mirror) -> None:
     plain = norm(1, momentum=0.5, track_running_stats=True)
     with mirror.scope():
@@ -286,37 +251,18 @@ def test_running_statistics_of_a_forward_on_the_driver(norm: Any, training: bool
     assert means == pytest.approx(expected, rel=1e-6)
 
 
-def test_driver_write_to_a_buffer_reaches_all(mirror: Mirror) -> None:
-    with mirror.scope():
-        norm: Any = nn.BatchNorm1d(1)
-    mirror.run(lambda: norm.training)
-    norm.running_mean.fill_(5.0)
-    norm.num_batches_tracked += 3
-    assert mirror.run(lambda: (norm.running_mean.item(), norm.num_batches_tracked.item())) == [(5.0, 3)] * 2
-
-
-def test_average_keeps_equal_values_exact() -> None:
-    value = torch.tensor([0.1], dtype=torch.float64)
-    assert torch.equal(average([value, value, value]), value)
-
-
-def test_requires_grad_both_ways(trained: tuple[Mirror, nn.Linear]) -> None:
+@pytest.mark.parametrize("read", [lambda weight: weight.tolist(), copy.deepcopy, lambda weight: None])
+def test_requires_grad_both_ways(trained: Trained, read: Callable[[torch.Tensor], object]) -> None:
     mirror, layer = trained
+    mirror.run(sgd_step, layer)
     layer.weight.requires_grad_(False)
+    read(layer.weight)
     assert mirror.run(lambda: layer.weight.requires_grad) == [False, False]
-    mirror.run(lambda: layer.requires_grad_(True).training)
-    assert layer.weight.requires_grad is True
-    layer.requires_grad_(False)
-    assert mirror.run(lambda: layer.weight.requires_grad) == [False, False]
-
-
-def test_released_variables_are_plain(trained: tuple[Mirror, nn.Linear]) -> None:
-    mirror, layer = trained
-    alias = layer.weight.detach()
-    mirror.driver.release()
-    assert type(layer.weight) is nn.Parameter
-    assert "_raydist_record" not in vars(layer.weight)
-    assert layer.weight.tolist() == alias.tolist() == [[0.0, 1.0]]
+    layer.weight.requires_grad = True
+    read(layer.weight)
+    assert mirror.run(lambda: layer.weight.requires_grad) == [True, True]
+    mirror.run(lambda: layer.requires_grad_(False).training)
+    assert layer.weight.requires_grad is False
 
 
 @pytest.mark.parametrize("after_a_step", [False, True])
@@ -351,47 +297,17 @@ def test_a_module_moved_to_a_gpu_is_named_until_it_is_moved_back(mirror: Mirror,
     assert mirror.run(lambda: layer.weight.tolist()) == [[[1.0, 2.0]]] * 2
 
 
-@pytest.mark.parametrize(
-    "read", [lambda weight: weight.tolist(), copy.deepcopy, lambda weight: weight.detach().clone()]
-)
-def test_a_parameter_that_was_frozen_and_then_read_is_frozen_in_the_next_step(
-    trained: tuple[Mirror, nn.Linear], read: Callable[[torch.Tensor], object]
-) -> None:
-    mirror, layer = trained
-    mirror.run(sgd_step, layer)
-    layer.weight.requires_grad_(False)
-    read(layer.weight)
-    assert mirror.run(lambda: layer.weight.requires_grad) == [False, False]
-    layer.weight.requires_grad = True
-    read(layer.weight)
-    assert mirror.run(lambda: layer.weight.requires_grad) == [True, True]
-
-
-def _dispatch_within(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, method: str, step: Callable[[], object]) -> None:
-    """Have another thread's step dispatched while the driver fetches: once, behind what the replicas answer."""
-    call = mirror.link.call
-
-    def call_slowly(rank: int, called: Any, *args: Any) -> Any:
-        answered = call(rank, called, *args)
-        if called.__name__ == method:
-            monkeypatch.undo()
-            step()
-        return answered
-
-    monkeypatch.setattr(mirror.link, "call", call_slowly)
-
-
 def test_values_fetched_during_a_dispatched_step_are_fetched_again(
-    trained: tuple[Mirror, nn.Linear], monkeypatch: pytest.MonkeyPatch
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, layer = trained
-    _dispatch_within(mirror, monkeypatch, "tensor_images", lambda: mirror.run(sgd_step, layer))
+    mirror.dispatch_within(monkeypatch, "tensor_images", lambda: mirror.run(sgd_step, layer))
     assert layer.weight.tolist() == [[0.0, 1.0]]  # of before that step
     assert layer.weight.tolist() == [[-1.0, 0.0]]
 
 
 def test_values_fetched_in_one_thread_are_no_writes_in_another(
-    trained: tuple[Mirror, nn.Linear], monkeypatch: pytest.MonkeyPatch
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, layer = trained
     held: Any = layer.weight.detach()  # who shares the memory could write unseen: values are compared

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,52 +40,40 @@ def test_patch_makes_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert repr(mine) == repr(other)  # the order of keys too
 
 
-def test_containers_keep_their_identity() -> None:
+def test_containers_keep_their_identity_and_skipped_keys_are_neither_read_nor_dropped() -> None:
     state: dict[str, Any] = {"groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}
     group = state["groups"][0]
     patch(state, changed(capture(state), capture({"groups": [{"lr": 0.2, "betas": (0.9, 0.99)}, {"lr": 1.0}]})))
     assert state["groups"][0] is group
     assert group["lr"] == 0.2
     assert len(state["groups"]) == 2
-
-
-def test_dict_that_becomes_ordered_keeps_its_items() -> None:
-    state: dict[str, Any] = {"modules": {"0": 1, "1": 2}}
+    state = {"modules": {"0": 1, "1": 2}}
     patch(state, changed(capture(state), capture({"modules": OrderedDict([("0", 1)])})))
     assert state == {"modules": OrderedDict([("0", 1)])}
     assert type(state["modules"]) is OrderedDict
-
-
-def test_skipped_keys_are_neither_read_nor_dropped() -> None:
     state = {"state": "mine", "lr": 1}
     flat = capture({"state": "other", "lr": 2}, skip={"state"})
     patch(state, changed(capture(state, skip={"state"}), flat), skip={"state"})
     assert state == {"state": "mine", "lr": 2}
-
-
-def test_container_inside_itself() -> None:
     loop: dict[str, Any] = {"n": 1}
     loop["self"] = loop
     assert changed(capture(loop), capture(loop)) == {}
 
 
-@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0, False), ("a", b"a")])
-def test_equal_values_of_other_types_differ(one: object, other: object) -> None:
-    assert not Attribute(one).same(Attribute(other))
-
-
-class Thing:
-    pass
+def test_equal_values_of_other_types_differ() -> None:
+    pairs: list[tuple[object, object]] = [(1, 1.0), (1, True), (0, False), ("a", b"a")]
+    for one, other in pairs:
+        assert not Attribute(one).same(Attribute(other)), (one, other)
 
 
 def test_identity_does_not_keep_alive() -> None:
-    thing = Thing()
+    thing = Handled()
     sealed = seal(capture({"x": thing}))
     ghost = weakref.ref(thing)
     del thing
     gc.collect()
     assert ghost() is None
-    assert changed(sealed, capture({"x": Thing()}))
+    assert changed(sealed, capture({"x": Handled()}))
 
 
 class Handled:
@@ -103,18 +90,13 @@ def snapshot(root: dict[str, Any]) -> IdentitySnapshot | None:
     return snapshot_of(root, digest)
 
 
-def test_objects_without_weak_references_have_no_snapshot() -> None:
+def test_mutable_objects_and_those_without_weak_references_have_no_snapshot() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    for value in (torch.zeros(2), {1, 2}, [torch.zeros(2)], circle):
+        assert snapshot({"value": value}) is None
     optimizer = torch.optim.SGD([torch.zeros(1)])
     assert snapshot_of({"optimizer": weakref.ref(optimizer)}, Identity) is None
-
-
-CIRCLE: list[Any] = []
-CIRCLE.append(CIRCLE)
-
-
-@pytest.mark.parametrize("value", [torch.zeros(2), {1, 2}, [torch.zeros(2)], CIRCLE])
-def test_mutable_objects_have_no_snapshot(value: Any) -> None:
-    assert snapshot({"value": value}) is None
 
 
 def test_a_snapshot_of_a_dead_object_does_not_match() -> None:

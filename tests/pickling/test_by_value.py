@@ -19,6 +19,7 @@ import torch
 
 from raydist.pickling.by_value import ByValuePolicy, global_names, is_installed, is_installed_name, referenced_globals
 from raydist.pickling.pickler import dumps, loads
+from tests.cases import case
 from tests.mirroring.in_process import Mirror
 
 
@@ -152,60 +153,40 @@ def reach() -> ByValuePolicy:
     return ByValuePolicy(lambda obj: type(obj) is Target)
 
 
-@pytest.mark.parametrize(
-    "obj",
-    [direct, nested, through, closure(), default, keyword, wrapped, functools.partial(innocent, TARGET)]
-    + [functools.partial(direct), Holder(TARGET), Holder(TARGET).method, GlobalMethod, GlobalMethod().method]
-    + [GlobalMethod(), Property, Property(), Static, Static.target, Inherits, Inherits(), [{"a": direct}], {TARGET}]
-    + [context, without_gradients, Slots(TARGET), {TARGET: 1}, deque([TARGET]), [TARGET].append]
-    + [types.SimpleNamespace(a=TARGET), type("Made", (torch.nn.Module,), {"held": TARGET})],
-)
-def test_reaches(obj: Any) -> None:
-    assert reach().reaches(obj)
+def test_reaches() -> None:
+    reaching: list[Any] = [direct, nested, through, closure(), default, keyword, wrapped]
+    reaching += [functools.partial(innocent, TARGET), functools.partial(direct), Holder(TARGET), Holder(TARGET).method]
+    reaching += [GlobalMethod, GlobalMethod().method, GlobalMethod(), Property, Property(), Static, Static.target]
+    reaching += [Inherits, Inherits(), [{"a": direct}], {TARGET}, context, without_gradients, Slots(TARGET)]
+    reaching += [{TARGET: 1}, deque([TARGET]), [TARGET].append, types.SimpleNamespace(a=TARGET), in_class_body]
+    reaching += [type("Made", (torch.nn.Module,), {"held": TARGET}), [Surprising(TARGET)]]
+    for obj in reaching:
+        with case(str(type(obj)) if isinstance(obj, list) else repr(obj)):
+            assert reach().reaches(obj)
 
 
-@pytest.mark.parametrize(
-    "obj",
-    [innocent, recursive, unset_closure(), Holder(1), Holder(1).method, Holder, LOOP, torch.nn.Linear, torch.relu]
-    + [len, "text", None, functools.partial(innocent, 1), types.SimpleNamespace, Slots(1), torch.ops]
-    + [functools.cache(innocent), torch.no_grad()(innocent)],
-)
-def test_does_not_reach(obj: Any) -> None:
-    assert not reach().reaches(obj)
-
-
-def test_answers_do_not_depend_on_the_order() -> None:
-    one = reach()
-    assert [one.reaches(obj) for obj in (innocent, through, direct, recursive, through)] == [
-        False,
-        True,
-        True,
-        False,
-        True,
-    ]
+def test_does_not_reach() -> None:
+    innocents: list[Any] = [innocent, recursive, unset_closure(), Holder(1), Holder(1).method, Holder, LOOP]
+    innocents += [torch.nn.Linear, torch.relu, len, "text", None, functools.partial(innocent, 1)]
+    innocents += [types.SimpleNamespace, Slots(1), torch.ops, functools.cache(innocent), torch.no_grad()(innocent)]
+    innocents += [attribute_of_that_name, [Surprising(1)]]
+    for number, obj in enumerate(innocents):
+        assert not reach().reaches(obj), number
+    assert global_names(attribute_of_that_name.__code__)[0] == ()
+    one = reach()  # answers do not depend on the order
+    answers = [one.reaches(obj) for obj in (innocent, through, direct, recursive, through)]
+    assert answers == [False, True, True, False, True]
 
 
 def test_library_functions_go_by_name() -> None:
-    assert not reach().by_value(torch.nn.functional.relu)  # type: ignore[arg-type]
-    assert not reach().by_value(functools.partial)
-    assert reach().by_value(direct)  # type: ignore[arg-type]
+    for obj, by_value in ((torch.nn.functional.relu, False), (functools.partial, False), (direct, True)):
+        assert reach().by_value(obj) is by_value  # type: ignore[arg-type]
     assert not reach().by_value(innocent)  # type: ignore[arg-type]
-
-
-def test_globals_of_nested_code() -> None:
     assert referenced_globals(nested) == {"TARGET": TARGET}  # type: ignore[arg-type]
-
-
-def test_values_of_a_users_module() -> None:
     module = types.ModuleType("someones_code")
     vars(module).update(target=TARGET, number=1, function=direct, torch=torch)
     assert set(reach().module_values(module)) == {"target", "function"}
     assert reach().module_values(torch) == {}
-
-
-def test_searching_objects_runs_no_code_of_theirs() -> None:
-    assert reach().reaches([Surprising(TARGET)])
-    assert not reach().reaches([Surprising(1)])
 
 
 def attribute_of_that_name(x: Any) -> object:
@@ -217,12 +198,6 @@ def in_class_body() -> object:
         held = TARGET
 
     return Inner
-
-
-def test_names_of_attributes_are_no_globals() -> None:
-    assert global_names(attribute_of_that_name.__code__)[0] == ()
-    assert not reach().reaches(attribute_of_that_name)
-    assert reach().reaches(in_class_body)
 
 
 PACKAGE = """
@@ -278,22 +253,18 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules["installed_package"]
 
 
-def test_installed_modules() -> None:
-    assert all(
-        map(is_installed, ("torch.nn", "torch.ops", "math", "json", "numpy.random", "raydist.core.values", "builtins"))
-    )
+def test_installed_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = ("torch.nn", "torch.ops", "math", "json", "numpy.random", "raydist.core.values", "builtins")
+    assert all(map(is_installed, installed))
     assert not any(map(is_installed, (__name__, "__main__", "raydist.testing.strategy_contract", "nowhere", None)))
-
-
-def test_packages_that_pip_put_into_another_folder_are_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `pip install --target` does; a module of the program beside it is none."""
-    (tmp_path / "put_there-1.0.dist-info").mkdir()
-    (tmp_path / "put_there-1.0.dist-info" / "RECORD").write_text("put_there/__init__.py,sha256=1,0\n")
-    (tmp_path / "put_there").mkdir()
-    (tmp_path / "put_there" / "__init__.py").write_text(PACKAGE)
-    (tmp_path / "put_beside.py").write_text(PACKAGE)
+    # As `pip install --target` does; a module of the program beside it is none.
+    for name, text in {
+        "put_there-1.0.dist-info/RECORD": "put_there/__init__.py,sha256=1,0\n",
+        "put_there/__init__.py": PACKAGE,
+        "put_beside.py": PACKAGE,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("put_there", "put_beside"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -302,7 +273,7 @@ def test_packages_that_pip_put_into_another_folder_are_installed(
     assert not is_installed("put_beside")
 
 
-def test_installed_packages_are_pickled_by_name(package: Any) -> None:
+def test_installed_packages_are_pickled_by_name_and_objects_that_they_create_are_searched(package: Any) -> None:
     looked_at: list[Any] = []
     found = ByValuePolicy(lambda obj: looked_at.append(obj) or isinstance(obj, torch.nn.Module))  # type: ignore[func-returns-value]
     for obj in (package.activation, package.quiet, package.Plain, package.Plain.forward):
@@ -311,12 +282,14 @@ def test_installed_packages_are_pickled_by_name(package: Any) -> None:
     assert looked_at == []
     assert not found.reaches([package, package.activation, package.Plain])
     assert package.silu not in looked_at
-
-
-def test_objects_that_installed_packages_create_are_searched(package: Any) -> None:
     assert reach().by_value(package.scaled_by(direct))
     assert not reach().by_value(package.scaled_by(innocent))
     assert reach().by_value(type("Mine", (package.Plain,), {"__module__": __name__, "held": TARGET}))
+    made: Any = loads(dumps([package.scaled_by(torch.abs), package.made()], lambda obj: None), lambda pid: None)
+    assert made[0].__globals__ is vars(package)
+    assert made[1].forward.__globals__ is vars(package)
+    assert made[1].__bases__ == (package.Plain,)
+    assert made[0](torch.tensor(-2.0)) == package.silu(torch.tensor(-2.0)) * 2
 
 
 @pytest.mark.parametrize("name", ["installed_package.generated", "generated"])
@@ -341,14 +314,6 @@ def test_modules_that_cannot_be_imported_are_pickled_by_value(
     assert plain is package.Plain
     assert [type(plain.propagate(None, 1)), type(propagate(None, 2))] == [size, size]
     assert not reach().by_value(Holder)  # an import finds this module
-
-
-def test_functions_that_an_installed_package_makes_use_the_replicas_import_of_it(package: Any) -> None:
-    made: Any = loads(dumps([package.scaled_by(torch.abs), package.made()], lambda obj: None), lambda pid: None)
-    assert made[0].__globals__ is vars(package)
-    assert made[1].forward.__globals__ is vars(package)
-    assert made[1].__bases__ == (package.Plain,)
-    assert made[0](torch.tensor(-2.0)) == package.silu(torch.tensor(-2.0)) * 2
 
 
 def test_a_function_that_replaces_an_installed_one_is_pickled_by_value(package: Any) -> None:
@@ -394,9 +359,6 @@ def test_cached_functions_and_properties_that_use_a_mirrored_object_are_pickled_
     assert here(CachedProperty)().target == "the replica's"
     assert here(functools.lru_cache(innocent))() is OTHER  # one that is not found under its name
     assert here(package.cached) is package.cached
-
-
-def test_weak_references_arrive() -> None:
     held = Holder(1)
     arrived = here([held, weakref.ref(held)])
     assert arrived[1]() is arrived[0]

@@ -93,7 +93,7 @@ def ids(mirror: Mirror, layer: nn.Module) -> list[int]:
 ONES = torch.ones(2)
 
 
-def test_closure_default_partial_and_arguments(mirror: Mirror, layer: nn.Linear) -> None:
+def test_every_way_to_reach_a_model(mirror: Mirror, layer: nn.Linear) -> None:
     own = ids(mirror, layer)
 
     def default(model: nn.Module = layer) -> int:
@@ -105,16 +105,6 @@ def test_closure_default_partial_and_arguments(mirror: Mirror, layer: nn.Linear)
     def identity(model: nn.Module) -> int:
         return id(model)
 
-    assert mirror.run(default) == own
-    assert mirror.run(keyword) == own
-    assert mirror.run(functools.partial(identity, layer)) == own
-    assert mirror.run(identity, layer) == own
-    assert mirror.run(identity, model=layer) == own
-    assert mirror.run(lambda nest: id(nest["models"][0]), {"models": [layer]}) == own
-    assert id(layer) not in own
-
-
-def test_self_and_callable_objects(mirror: Mirror, layer: nn.Linear) -> None:
     class Trainer:
         def __init__(self) -> None:
             self.layers = {"a": layer}
@@ -124,60 +114,37 @@ def test_self_and_callable_objects(mirror: Mirror, layer: nn.Linear) -> None:
 
         __call__ = step
 
-    own = ids(mirror, layer)
-    assert mirror.run(Trainer().step) == own
-    assert mirror.run(Trainer()) == own
+    for fn in (default, keyword, functools.partial(identity, layer), Trainer().step, Trainer()):
+        assert mirror.run(fn) == own, fn
+    assert mirror.run(identity, layer) == own
+    assert mirror.run(identity, model=layer) == own
+    assert mirror.run(lambda nest: id(nest["models"][0]), {"models": [layer]}) == own
+    assert id(layer) not in own
+    for method in (layer.forward, layer):
+        assert [value.item() for value in mirror.run(method, ONES)] == [3.0, 3.0]
 
 
-def test_method_of_the_module_itself(mirror: Mirror, layer: nn.Linear) -> None:
-    assert [value.item() for value in mirror.run(layer.forward, ONES)] == [3.0, 3.0]
-    assert [value.item() for value in mirror.run(layer, ONES)] == [3.0, 3.0]
-
-
-def test_imported_functions_that_reach_a_model(library: Any, mirror: Mirror) -> None:
+def test_imported_functions_and_classes_that_reach_a_model(library: Any, mirror: Mirror) -> None:
     library.model = layer = linear(mirror)
+    library.weights = list(layer.parameters())
     own = ids(mirror, layer)
     assert mirror.run(library.step, ONES) == [(30.0, own[0]), (30.0, own[1])]
-    assert mirror.run(library.decorated, ONES) == own
-    assert mirror.run(lambda: library.step(ONES)[1]) == own
-    from_import = library.step
-    assert [value for _, value in mirror.run(lambda: from_import(ONES))] == own
-
-
-def test_imported_functions_that_reach_lists_of_parameters(library: Any, mirror: Mirror, layer: nn.Linear) -> None:
-    library.weights = list(layer.parameters())
-    expected = [[id(replica.parameters()[0])] for replica in mirror.replicas if replica.parameters()]
-    seen = mirror.run(library.list_step)
-    expected = [[id(replica.parameters()[0])] for replica in mirror.replicas]
-    assert seen == expected
-
-
-def test_imported_classes(library: Any, mirror: Mirror) -> None:
-    library.model = layer = linear(mirror)
-    own = ids(mirror, layer)
-    trainer = library.Trainer(layer)
+    trainer, from_import = library.Trainer(layer), library.step
     assert mirror.run(trainer.step, ONES) == [(3.0, own[0]), (3.0, own[1])]
-    assert mirror.run(trainer, ONES) == own
-    assert mirror.run(trainer.global_step, ONES) == own
-    assert mirror.run(library.Trainer.class_step, ONES) == own
-    assert mirror.run(library.Trainer.static_step, ONES) == own
-    assert mirror.run(lambda: trainer.global_step(ONES)) == own
-
-
-def test_functions_without_mirrored_objects_are_pickled_by_name(library: Any, mirror: Mirror) -> None:
+    steps = [library.decorated, lambda x: library.step(x)[1], lambda x: from_import(x)[1], trainer]
+    steps += [trainer.global_step, library.Trainer.class_step, library.Trainer.static_step]
+    steps += [lambda x: trainer.global_step(x)]
+    for step in steps:
+        assert mirror.run(step, ONES) == own, step
+    seen = mirror.run(library.list_step)
+    assert seen == [[id(replica.parameters()[0])] for replica in mirror.replicas]
     assert mirror.run(lambda: library.untouched) == [library.untouched] * 2
-    mirror.run(library.untouched, 1)
+    mirror.run(library.untouched, 1)  # without mirrored objects functions are pickled by name
     assert mirror.bytes_of_last["function"] < 150
 
 
-def test_many_functions(mirror: Mirror) -> None:
-    for _ in range(2):
-        for number in range(70):
-            assert mirror.run(lambda n=number: n) == [number] * 2
-    assert len(mirror.replicas[0]._functions._functions) == 64
-
-
-def test_other_objects_are_copied_to_replicas(mirror: Mirror) -> None:
+def test_other_objects_are_copied_to_replicas(mirror: Mirror, layer: nn.Linear) -> None:
+    mirror.run(lambda: layer.training)
     log: list[int] = []
 
     def step() -> int:
@@ -187,6 +154,16 @@ def test_other_objects_are_copied_to_replicas(mirror: Mirror) -> None:
     assert mirror.run(step) == [1, 1]
     assert mirror.run(step) == [2, 2]
     assert log == []
+    base = torch.arange(6, dtype=torch.bfloat16)
+    view, leaf, alias = base[::2], torch.ones(2, requires_grad=True), layer.weight.detach()
+    views = lambda: (view.tolist(), view.data_ptr() == base.data_ptr(), view.dtype, leaf.requires_grad)  # noqa: E731
+    assert mirror.run(views) == [([0.0, 2.0, 4.0], True, torch.bfloat16, True)] * 2
+    mirror.run(lambda: layer.weight.data.add_(1).sum())
+    assert mirror.run(lambda: alias.tolist()) == [[[2.0, 3.0]]] * 2
+    for _ in range(2):  # more functions than are kept
+        for number in range(70):
+            assert mirror.run(lambda n=number: n) == [number] * 2
+    assert len(mirror.replicas[0]._functions._functions) == 64
 
 
 def test_per_replica_arguments(mirror: Mirror) -> None:
@@ -195,22 +172,10 @@ def test_per_replica_arguments(mirror: Mirror) -> None:
     assert mirror.run(step, (images, labels), scale=2) == [(0.0, 3), (4.0, 4)]
     assert mirror.run(lambda pair: pair[0] is pair[1], [images, images]) == [True, True]
     assert len(mirror.payloads[-1].per_replica) == 1
-
-
-def test_per_replica_in_a_closure(mirror: Mirror) -> None:
     values = PerReplica([1, 2])
     assert mirror.run(lambda: values) == [1, 2]
-    other = PerReplica([5, 6])
-    values = other
+    values = PerReplica([5, 6])
     assert mirror.run(lambda: values) == [5, 6]
-
-
-def test_tensors_keep_views_dtypes_and_gradients(mirror: Mirror) -> None:
-    base = torch.arange(6, dtype=torch.bfloat16)
-    view = base[::2]
-    leaf = torch.ones(2, requires_grad=True)
-    views = lambda: (view.tolist(), view.data_ptr() == base.data_ptr(), view.dtype, leaf.requires_grad)  # noqa: E731
-    assert mirror.run(views) == [([0.0, 2.0, 4.0], True, torch.bfloat16, True)] * 2
 
 
 def test_injected(mirror: Mirror) -> None:
@@ -224,36 +189,21 @@ def test_injected(mirror: Mirror) -> None:
     assert function(*args, **kwargs) == "the replica's"
 
 
-class Config:
-    def __init__(self) -> None:
-        self.paths = [threading.Lock()]
-
-
-def test_errors_name_the_path_to_an_unpicklable_object(mirror: Mirror) -> None:
-    lock, config = threading.Lock(), Config()
+def test_errors_name_the_path_to_an_unpicklable_object(mirror: Mirror, layer: nn.Linear) -> None:
+    lock, config = threading.Lock(), types.SimpleNamespace(paths=[threading.Lock()])
 
     def train_step() -> object:
         return lock
 
     with pytest.raises(FailedPreconditionError, match="closure variable 'lock' of train_step: _thread.lock"):
         mirror.run(train_step)
-    with pytest.raises(FailedPreconditionError, match=r"attribute 'paths' of Config, \[0\]: _thread.lock"):
+    with pytest.raises(FailedPreconditionError, match=r"attribute 'paths' of SimpleNamespace, \[0\]: _thread.lock"):
         mirror.run(lambda: config)
     with pytest.raises(FailedPreconditionError, match=r"arguments of run, .* \[0\], \['a'\]: _thread.lock"):
         mirror.run(lambda x: x, {"a": lock})
-
-
-def test_unpicklable_attribute_of_a_module(mirror: Mirror, layer: nn.Linear) -> None:
     layer.lock = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(FailedPreconditionError, match="attribute 'lock' of Linear: _thread.lock"):
         mirror.run(lambda: layer.training)
-
-
-def test_alias_of_a_variable_is_a_fresh_copy(mirror: Mirror, layer: nn.Linear) -> None:
-    mirror.run(lambda: layer.training)
-    alias = layer.weight.detach()
-    mirror.run(lambda: layer.weight.data.add_(1).sum())
-    assert mirror.run(lambda: alias.tolist()) == [[[2.0, 3.0]]] * 2
 
 
 def test_modules_of_their_own_classes_are_imported_by_name() -> None:
@@ -310,9 +260,10 @@ def closure() -> Callable[[], object]:
     return lambda: lock
 
 
-@pytest.mark.parametrize(
-    ("obj", "message"),
-    [
+def test_way() -> None:
+    loop: list[Any] = [LOCK]
+    loop.insert(0, loop)
+    table: list[tuple[Any, str]] = [
         (closure(), "closure variable 'lock' of <lambda>: _thread.lock"),
         (lambda x=LOCK: x, "a default of <lambda>: _thread.lock"),
         (lambda *, x=LOCK: x, "default of 'x' of <lambda>: _thread.lock"),
@@ -320,18 +271,9 @@ def closure() -> Callable[[], object]:
         (Holder().method, "self of Holder.method, attribute 'inner' of Holder, ['lock']: _thread.lock"),
         (functools.partial(len, [LOCK]), "arguments of a partial, [0], [0]: _thread.lock"),
         ([Slotted(LOCK)], "[0], attribute 'lock' of Slotted: _thread.lock"),
+        (loop, "[1]: _thread.lock"),
         (LOCK, "the object itself: _thread.lock"),
-    ],
-)
-def test_way(obj: Any, message: str) -> None:
-    assert pickle_error_path(obj, can_pickle) == message
-
-
-def test_global() -> None:
+    ]
+    for obj, message in table:
+        assert pickle_error_path(obj, can_pickle) == message
     assert pickle_error_path(lambda: LOCK, lambda obj: obj is not LOCK) == "global 'LOCK' of <lambda>: _thread.lock"
-
-
-def test_loop_ends() -> None:
-    loop: list[Any] = [LOCK]
-    loop.insert(0, loop)
-    assert pickle_error_path(loop, can_pickle) == "[1]: _thread.lock"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pickle
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,9 +39,8 @@ def through(obj: Any, *, device: str = "cpu", to_replica: bool = False) -> Any:
     return loads(data, lambda pid: device if pid == ("device",) else pid)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
+def test_values_strides_and_dtypes() -> None:
+    kinds = [
         torch.arange(6.0).reshape(2, 3).t(),
         torch.tensor(3, dtype=torch.int8),
         torch.zeros(0, 4),
@@ -50,41 +48,32 @@ def through(obj: Any, *, device: str = "cpu", to_replica: bool = False) -> Any:
         torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
         torch.tensor([True, False]),
         torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-    ],
-)
-def test_values_strides_and_dtypes(tensor: torch.Tensor) -> None:
-    copy = through(tensor)
-    assert torch.equal(copy, tensor)
-    assert (copy.dtype, copy.stride(), copy.shape) == (tensor.dtype, tensor.stride(), tensor.shape)
-    assert type(copy) is torch.Tensor
-
-
-@pytest.mark.parametrize("view", [torch.conj, lambda tensor: tensor.conj().imag], ids=["conjugated", "negated"])
-def test_conjugated_and_negated_views(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    tensor = view(torch.tensor([1 + 2j, 3 - 1j]))
-    assert torch.equal(through(tensor), tensor)
-
-
-def test_views_share_memory() -> None:
-    base = torch.arange(4.0)
-    whole, part = through((base, base[1:3]))
+    ]
+    for tensor in kinds:
+        arrived = through(tensor)
+        assert torch.equal(arrived, tensor)
+        assert (arrived.dtype, arrived.stride(), arrived.shape) == (tensor.dtype, tensor.stride(), tensor.shape)
+        assert type(arrived) is torch.Tensor
+    conjugated = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    for view in (conjugated, conjugated.imag):
+        assert torch.equal(through(view), view)
+    whole, part = through(((base := torch.arange(4.0)), base[1:3]))
     part.fill_(9.0)
-    assert whole.tolist() == [0.0, 9.0, 9.0, 3.0]
+    assert whole.tolist() == [0.0, 9.0, 9.0, 3.0]  # views share memory
+    sparse = torch.eye(2).to_sparse()
+    assert TensorReducer(to_replica=True).reduce(sparse) is None  # left to torch
+    assert torch.equal(through(sparse).to_dense(), torch.eye(2))
 
 
-def test_parameter_and_requires_grad() -> None:
+def test_parameters_requires_grad_and_results_of_a_computation() -> None:
     frozen = nn.Parameter(torch.ones(1), requires_grad=False)
     leaf = torch.ones(1, requires_grad=True)
-    result, other, same = through((frozen, leaf, frozen))
+    result, other, same, computed = through((frozen, leaf, frozen, leaf * 2))
     assert type(result) is nn.Parameter
     assert (result.requires_grad, other.requires_grad) == (False, True)
     assert result is same
-
-
-def test_result_of_a_computation_arrives_as_a_leaf() -> None:
-    result = through(torch.ones(1, requires_grad=True) * 2)
-    assert result.is_leaf
-    assert result.item() == 2.0
+    assert computed.is_leaf
+    assert computed.item() == 2.0
 
 
 def test_model_moves_to_the_replicas_device_and_counters_stay() -> None:
@@ -93,32 +82,18 @@ def test_model_moves_to_the_replicas_device_and_counters_stay() -> None:
     assert through(torch.ones(2), device="meta").device.type == "cpu"
 
 
-def test_sparse_tensors_are_left_to_torch() -> None:
-    sparse = torch.eye(2).to_sparse()
-    assert TensorReducer(to_replica=True).reduce(sparse) is None
-    assert torch.equal(through(sparse).to_dense(), torch.eye(2))
-
-
-def optimizer() -> torch.optim.SGD:
-    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-
-
-def test_replaced_step_methods_are_found() -> None:
-    own: Any = optimizer()
-    own.step = lambda *args: None
+def test_replaced_step_methods_are_found_but_the_wrapper_of_a_scheduler_is_none() -> None:
+    optimizer: Any = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    require_step_of_class(optimizer)
+    dumps(optimizer, lambda _: None, to_replica=False)
+    optimizer.step = lambda *args: None
     told = r"this SGD has another `step`: <function .*register_step_pre_hook"
     for ask in (require_step_of_class, lambda it: dumps(it, lambda _: None, to_replica=False)):
         with pytest.raises(FailedPreconditionError, match=told):
-            ask(own)
-    del own.step
-    require_step_of_class(own)
-
-
-def test_the_wrapper_of_a_scheduler_is_no_replaced_step_method() -> None:
-    scheduled = optimizer()
-    torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.9)
-    require_step_of_class(scheduled)
-    dumps(scheduled, lambda _: None, to_replica=False)
+            ask(optimizer)
+    del optimizer.step
+    require_step_of_class(optimizer)
 
 
 ONES = torch.ones(2)
@@ -138,25 +113,15 @@ def test_arguments_of_torch_compile_are_recovered() -> None:
     again = reduced[0](original, arguments)
     assert again(ONES).tolist() == [2.0, 2.0]
     assert reduce_compiled(again)[1] == reduced[1]  # type: ignore[index]
-
-
-def test_inductor_options_are_recovered() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, when inductor is imported
         reduced = reduce_compiled(torch.compile(double, mode="reduce-overhead"))
     assert reduced is not None
     assert reduced[1][1]["options"]["triton.cudagraphs"] is True
     assert "backend" not in reduced[1][1]
-
-
-def test_functions_that_are_not_compiled() -> None:
-    compiled = torch.compile(double, backend="eager")
     around = functools.wraps(compiled)(lambda x: compiled(x))
-    assert original_of(double) is None
-    assert original_of(around) is None
     assert original_of(compiled) is double
-    assert original_of(nn.Linear(1, 1)) is None
-    assert original_of(3) is None
+    assert [original_of(each) for each in (double, around, nn.Linear(1, 1), 3)] == [None] * 4
 
 
 def test_compiled_step_trains_the_replicas_model(mirror: Mirror, layer: nn.Linear) -> None:
@@ -179,6 +144,18 @@ def test_compiled_step_trains_the_replicas_model(mirror: Mirror, layer: nn.Linea
     assert layer.weight.tolist() == [[-1.0, 0.0]]
 
 
+def test_compiled_function_called_on_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
+    @torch.compile(backend="eager")
+    def forward(x: torch.Tensor) -> Any:
+        return layer(x)
+
+    assert forward(ONES).item() == 3.0
+    assert mirror.run(lambda x: forward(x).item(), ONES) == [3.0, 3.0]
+    for expected in (5.0, 7.0):
+        mirror.run(lambda: layer.weight.data.add_(1).sum())
+        assert forward(ONES).item() == expected
+
+
 def test_compiled_module(mirror: Mirror, layer: nn.Linear) -> None:
     compiled: Any = torch.compile(layer, backend="eager")
     step = lambda x: (compiled(x).item(), compiled._orig_mod is layer, type(compiled).__name__)  # noqa: E731
@@ -192,30 +169,14 @@ def test_compiled_module(mirror: Mirror, layer: nn.Linear) -> None:
     assert mirror.run(step, ONES)[1][0] == 0.0
 
 
-def test_compiled_function_called_on_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
-    @torch.compile(backend="eager")
-    def forward(x: torch.Tensor) -> Any:
-        return layer(x)
-
-    assert forward(ONES).item() == 3.0
-    assert mirror.run(lambda x: forward(x).item(), ONES) == [3.0, 3.0]
-    mirror.run(lambda: layer.weight.data.add_(1).sum())
-    assert forward(ONES).item() == 5.0
-    mirror.run(lambda: layer.weight.data.add_(1).sum())
-    assert forward(ONES).item() == 7.0
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_compiled_step_is_the_whole_function(train: bool, mirror: Mirror, layer: nn.Linear) -> None:
-    layer.train(train)
-
+def test_compiled_step_is_the_whole_function(mirror: Mirror, layer: nn.Linear) -> None:
     @torch.compile(backend="eager")
     def step(x: torch.Tensor) -> Any:
         return layer(x) + float(layer.training)
 
-    assert [value.item() for value in mirror.run(step, ONES)] == [3.0 + train] * 2
-    layer.train(not train)
-    assert [value.item() for value in mirror.run(step, ONES)] == [4.0 - train] * 2
+    for train in (True, False, True):
+        layer.train(train)
+        assert [value.item() for value in mirror.run(step, ONES)] == [3.0 + train] * 2
 
 
 class Double(nn.Module):
@@ -223,15 +184,10 @@ class Double(nn.Module):
         return weight * 2
 
 
-def doubled(mirror: Mirror) -> Any:
-    layer = linear(mirror)
+def test_parametrized_before_the_first_step(mirror: Mirror) -> None:
+    layer: Any = linear(mirror)
     with mirror.scope():
         parametrize.register_parametrization(layer, "weight", Double())
-    return layer
-
-
-def test_parametrized_before_the_first_step(mirror: Mirror) -> None:
-    layer = doubled(mirror)
     assert mirror.run(lambda: (layer(torch.ones(2)).item(), parametrize.is_parametrized(layer))) == [(6.0, True)] * 2
     mirror.run(lambda: layer.parametrizations.weight.original.data.add_(1).sum())
     assert layer.weight.tolist() == [[4.0, 6.0]]
@@ -254,15 +210,9 @@ def test_parametrized_after_the_first_step_and_removed_again(mirror: Mirror) -> 
     assert type(layer) is nn.Linear
 
 
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.orthogonal])
-def test_parametrizations_of_torch(norm: Any, mirror: Mirror) -> None:
-    with mirror.scope():
-        layer = norm(nn.Linear(2, 2))
-    results = mirror.run(lambda: layer(torch.ones(2)).detach())
-    torch.testing.assert_close(results[1], layer(torch.ones(2)).detach())
-
-
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+@pytest.mark.parametrize(
+    "norm", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
+)
 def test_read_after_a_step_changed_an_attribute_or_failed(norm: Any, mirror: Mirror) -> None:
     with mirror.scope():
         model: Any = nn.Sequential(norm(nn.Linear(2, 2)), norm(nn.Linear(2, 2)))
@@ -298,24 +248,15 @@ def test_a_number_arrives_as_it_was(number: float, dtype: torch.dtype) -> None:
     assert bool(torch.signbit(arrived) == torch.signbit(given_)) or bool(given_.isnan())
 
 
-@pytest.mark.parametrize("dtype", WHOLE)
-def test_the_largest_whole_numbers_arrive(dtype: torch.dtype) -> None:
-    most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
-    least = 0 if dtype is torch.bool else torch.iinfo(dtype).min
-    for number in (most, least):
-        arrived = travelled(torch.tensor(number, dtype=dtype))
-        assert arrived.dtype is dtype
-        assert int(arrived) == number
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.uint64])
-def test_numbers_that_are_not_plain_are_packed_as_tensors(dtype: torch.dtype) -> None:
-    one = torch.tensor(3, dtype=dtype)
-    assert isinstance(pack_tensor(one), PackedTensor)
-    assert torch.equal(travelled(one), one)
-
-
-def test_values_are_detached_copies() -> None:
+def test_other_tensors_are_packed_as_detached_copies() -> None:
+    for dtype in WHOLE:
+        for number in (1, 0) if dtype is torch.bool else (torch.iinfo(dtype).max, torch.iinfo(dtype).min):
+            arrived = travelled(torch.tensor(number, dtype=dtype))
+            assert (arrived.dtype, int(arrived)) == (dtype, number)
+    for dtype in (torch.complex64, torch.uint16, torch.uint64):  # no plain numbers
+        one = torch.tensor(3, dtype=dtype)
+        assert isinstance(pack_tensor(one), PackedTensor)
+        assert torch.equal(travelled(one), one)
     loss = torch.ones((), requires_grad=True) * 2
     rows = torch.zeros(3)
     kept, array = pack_tensor(loss), pack_tensor(rows)
@@ -324,9 +265,6 @@ def test_values_are_detached_copies() -> None:
     assert not kept.unpack().requires_grad
     assert isinstance(array, PackedTensor)
     assert array.unpack().tolist() == [0, 0, 0]
-
-
-def test_sparse_tensors_are_packed_as_torch_tensors() -> None:
     sparse = torch.eye(2).to_sparse()
     packed = pack_tensor(sparse)
     assert isinstance(packed, torch.Tensor)
@@ -343,15 +281,12 @@ class Packed:
     __reduce__ = by_fields
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_unpickled_values_are_equal() -> None:
+    values = [
         Packed(1, ("a", "b"), {"x": 3}),
         PartSource(None, value=b"x", on_host=True),
         StepMessage(b"headers", ((PartSource(1),), ()), (4, 5)),
         StepResult(LEAF, (3.0,), absent=True, rows=7),
         StepResult(flatten({"b": 1, "a": (2, None)})[1], (1, 2, None)),
-    ],
-)
-def test_unpickled_values_are_equal(value: object) -> None:
-    assert pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)) == value
+    ]
+    assert pickle.loads(pickle.dumps(values, pickle.HIGHEST_PROTOCOL)) == values

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,20 +20,13 @@ from raydist.collectives.reducer.buckets import (
     plan_buckets,
 )
 from raydist.collectives.reducer.reducer import GradientReducer
+from tests.cases import case
 from tests.collectives.local_group import LocalGroup, LocalHub
-from tests.collectives.models import (
-    build,
-    gradients_of,
-    loss_of,
-    on_two,
-    rows,
-)
+from tests.collectives.models import build, gradients_of, loss_of, on_two, rows
 from tests.collectives.threads import run_ranks
 
-# --- memory of buckets; LazyBucketMemory also works on the CPU --------------------------------------------------------
-
 Kind = Callable[[Bucket, torch.Tensor], BucketMemory]
-KINDS: tuple[Kind, ...] = (BucketMemory, LazyBucketMemory)
+KINDS = (BucketMemory, LazyBucketMemory)
 
 
 def memory_of(*parameters: torch.Tensor, kind: Kind, compression: torch.dtype | None = None) -> BucketMemory:
@@ -51,35 +44,30 @@ def reduced(memory: BucketMemory, factor: float = 1.0) -> list[torch.Tensor]:
     return list(memory.gradients())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("numel", [6, 1 << 18])
-@pytest.mark.parametrize("scale", [1.0, 0.25])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_gradients_go_in_scaled_and_out_in_shape(kind: Kind, numel: int, scale: float, dtype: torch.dtype) -> None:
-    gradients = [torch.arange(numel, dtype=dtype).reshape(2, -1), torch.tensor(3.0, dtype=dtype)]
-    memory = memory_of(*gradients, kind=kind)
-    memory.fill(gradients, scale)
-    for value, gradient in zip(reduced(memory, 2.0), gradients, strict=True):
-        torch.testing.assert_close(value, gradient * scale * 2.0, rtol=0, atol=0)
+def test_gradients_go_in_scaled_and_out_in_shape_and_missing_ones_are_zero() -> None:
+    sizes = [(6, 1.0, torch.float64), (6, 0.25, torch.bfloat16), (1 << 18, 0.25, torch.float32)]
+    for kind, (numel, scale, dtype) in itertools.product(KINDS, sizes):
+        own = [torch.arange(numel, dtype=dtype).reshape(2, -1), torch.tensor(3.0, dtype=dtype)]
+        memory = memory_of(*own, own[0], kind=kind)
+        memory.fill([*own, None], scale)
+        *found, missing = reduced(memory, 2.0)
+        with case(f"{kind.__name__} {numel}"):
+            for value, gradient in zip(found, own, strict=True):
+                torch.testing.assert_close(value, gradient * scale * 2.0, rtol=0, atol=0)
+            assert missing.unique().tolist() == [0.0]
+            assert memory.is_finite()
+            memory.fill([None, None, torch.full((2, numel // 2), torch.inf, dtype=dtype)], 0.5)
+            memory.pack()
+            memory.unpack()
+            assert not memory.is_finite()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [2, 1 << 17])
-def test_missing_gradients_are_zero(kind: Kind, rows: int) -> None:
-    memory = memory_of(*[torch.zeros(rows, 2)] * 3, kind=kind)
-    memory.fill([torch.full((rows, 2), 3.0), None, torch.ones(rows, 2)], 0.5)
-    assert [value.unique().tolist() for value in reduced(memory)] == [[1.5], [0.0], [0.5]]
-    assert memory.is_finite()
-    memory.fill([None, torch.full((rows, 2), torch.inf), None], 0.5)
-    assert not memory.is_finite()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_compressed_gradients_are_rounded_once(kind: Kind) -> None:
-    memory = memory_of(torch.zeros(5), kind=kind, compression=torch.bfloat16)
-    memory.fill([torch.full((5,), 1.001)], 3.0)
-    (value,) = reduced(memory, 2.0)
-    assert (value.dtype, value.tolist()) == (torch.float32, [6.0] * 5)
+def test_compressed_gradients_are_rounded_once() -> None:
+    for kind in KINDS:
+        memory = memory_of(torch.zeros(5), kind=kind, compression=torch.bfloat16)
+        memory.fill([torch.full((5,), 1.001)], 3.0)
+        (value,) = reduced(memory, 2.0)
+        assert (value.dtype, value.tolist()) == (torch.float32, [6.0] * 5), kind
 
 
 def test_a_gradient_lies_in_memory_as_its_parameter_does() -> None:
@@ -94,30 +82,25 @@ def test_a_gradient_lies_in_memory_as_its_parameter_does() -> None:
     assert torch.equal(values[0], gradient)
 
 
-@pytest.mark.parametrize(
-    "derive",
-    [
+def test_memory_is_free_when_nothing_refers_to_it() -> None:
+    derivations: list[Callable[[torch.Tensor], object]] = [
         lambda value: value,
         lambda value: value[:1],
         lambda value: value.detach().view(-1),
         lambda value: value.numpy(),
         lambda value: (value * torch.ones(2, requires_grad=True)).sum(),
         lambda value: [value.data],
-    ],
-)
-def test_memory_is_free_when_nothing_refers_to_it(derive: Callable[[torch.Tensor], object]) -> None:
+    ]
     memory = memory_of(torch.zeros(2), torch.zeros(3), kind=BucketMemory)
     assert memory.is_free()
-    values = list(memory.gradients())
-    assert not memory.is_free()
-    derived = derive(values[0])
-    values.clear()
-    assert not memory.is_free()
-    del derived
-    assert memory.is_free()
+    for number, derive in enumerate(derivations):
+        values = list(memory.gradients())
+        derived = derive(values[0])
+        values.clear()
+        assert not memory.is_free(), number
+        del derived
+        assert memory.is_free(), number
 
-
-# --- layout -----------------------------------------------------------------------------------------------------------
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -140,20 +123,14 @@ def test_the_first_bucket_is_sent_with_the_gradient_that_fills_it() -> None:
 
 def test_fingerprints_tell_parameters_apart() -> None:
     group = LocalGroup(LocalHub(), Membership("g", 0, 0, 1), timeout_s=5.0).start()
-
-    def fingerprint(specs: Sequence[ParameterSpec]) -> int:
-        return BucketPlan(group, {spec.index: spec for spec in specs}, (), lambda _: ()).fingerprint
-
-    found = {
-        fingerprint(specs_of((4, 2))),
-        fingerprint(specs_of((2, 4))),
-        fingerprint(specs_of((4, 2), dtype=torch.float64)),
-        fingerprint(specs_of((4, 2), (1,))),
-        fingerprint([ParameterSpec.of(0, torch.zeros(2, 4).t())]),
-    }
-    assert len(found) == 5
-    # Fixed for all time and processes: Python's own hash would not be.
-    assert fingerprint(specs_of((4, 2))) in found
+    transposed = ParameterSpec.of(0, torch.zeros(2, 4).t())
+    layouts = [specs_of((4, 2)), specs_of((2, 4)), specs_of((4, 2), dtype=torch.float64), specs_of((4, 2), (1,))]
+    found = [
+        BucketPlan(group, {spec.index: spec for spec in specs}, (), lambda _: ()).fingerprint
+        for specs in (*layouts, [transposed], specs_of((4, 2)))
+    ]
+    assert len(set(found)) == 5
+    assert found[0] == found[-1]
     assert max(found) < 2**63
 
 
@@ -171,9 +148,6 @@ def test_every_parameter_has_one_place(parameters: list[tuple[int, torch.dtype]]
         assert bucket.numel == ends[-1]
         assert {spec.dtype for spec in bucket.specs} == {bucket.dtype}
         assert len(bucket.specs) == 1 or bucket.numel * bucket.dtype.itemsize <= bucket_bytes
-
-
-# --- gradient tensors -------------------------------------------------------------------------------------------------
 
 
 def test_gradients_stay_the_tensors_that_they_are() -> None:

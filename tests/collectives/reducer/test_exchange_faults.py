@@ -6,6 +6,7 @@ It is struck in a hook on what a layer gives: those on parameters wait until gra
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import re
 import signal
@@ -114,20 +115,13 @@ class SecondPass:
             os.kill(os.getpid(), self.struck_by)
 
 
-LONG = pytest.mark.long
+OFTEN = [("shm", signal.SIGKILL, 0), ("hierarchical", signal.SIGSTOP, 2)]
+EVERY = list(itertools.product(("shm", "hierarchical", "gloo"), (signal.SIGKILL, signal.SIGSTOP), (0, 2)))
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=LONG)])
 @pytest.mark.parametrize(
-    ("backend", "struck_by"),
-    [
-        ("shm", signal.SIGKILL),
-        ("hierarchical", signal.SIGSTOP),
-        pytest.param("shm", signal.SIGSTOP, marks=LONG),
-        pytest.param("hierarchical", signal.SIGKILL, marks=LONG),
-        pytest.param("gloo", signal.SIGKILL, marks=LONG),
-        pytest.param("gloo", signal.SIGSTOP, marks=LONG),
-    ],
+    ("backend", "struck_by", "victim"),
+    [pytest.param(*each, marks=[] if each in OFTEN else pytest.mark.long) for each in EVERY],
 )
 def test_survivors_are_told_who_is_missing_and_go_on_without_it(
     request: pytest.FixtureRequest, backend: str, struck_by: signal.Signals, victim: int

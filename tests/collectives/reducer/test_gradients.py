@@ -13,13 +13,14 @@ from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
 from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError, InvalidArgumentError
 from raydist.core.values import ReduceOp
+from tests.cases import case
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     MODELS,
     ONCE_A_SEGMENT,
     STEPS,
-    Step,
     assert_equal_parameters,
+    assert_gradients_of_one,
     build,
     gradients_of,
     half,
@@ -33,24 +34,17 @@ from tests.collectives.models import (
 from tests.collectives.threads import begin_threads, run_ranks
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
-def test_replicas_train_like_one_process(name: str, world_size: int) -> None:
+def test_replicas_train_like_one_process(name: str) -> None:
     start = build(name)
-    batches = [rows(7, seed=1), rows(5, seed=2), rows(2, seed=3)]
-    expected = train_alone(copy.deepcopy(start), batches, plain)
-    assert_equal_parameters(expected, train_together(start, batches, plain, world_size=world_size), start=start)
-
-
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-@pytest.mark.parametrize("name", ["tied", "reentrant-checkpoint", "lookup"])
-def test_ways_to_use_gradients(name: str, step: Step) -> None:
-    if (name, step) in ONCE_A_SEGMENT:
-        return
-    start = build(name)
-    batches = [rows(4, seed=1), rows(1, seed=2), rows(3, seed=3)]
-    expected = train_alone(copy.deepcopy(start), batches, step)
-    assert_equal_parameters(expected, train_together(start, batches, step, world_size=3), start=start)
+    batches = [rows(7, seed=1), rows(1, seed=2), rows(2, seed=3)]
+    for key, step in STEPS.items() if name in ("tied", "reentrant-checkpoint", "lookup") else [("plain", plain)]:
+        if (name, step) not in ONCE_A_SEGMENT:
+            expected = train_alone(copy.deepcopy(start), batches, step)
+            for world_size in (1, 3) if step is plain else (3,):
+                with case(f"{key} on {world_size}"):
+                    together = train_together(start, batches, step, world_size=world_size)
+                    assert_equal_parameters(expected, together, start=start)
 
 
 def test_sum_adds_plain_gradients() -> None:
@@ -61,9 +55,7 @@ def test_sum_adds_plain_gradients() -> None:
             features, targets = half(batch, rank)
             (nn.functional.mse_loss(model(features), targets, reduction="sum") / 5).backward()
 
-    expected = train_alone(copy.deepcopy(start), [batch], lambda _, backward: backward())
-    for replica in on_two(start, body):
-        torch.testing.assert_close(gradients_of(replica), gradients_of(expected), rtol=1e-12, atol=0)
+    assert_gradients_of_one(start, [batch], body)
 
 
 def test_a_parameter_that_only_one_replica_uses() -> None:
@@ -81,11 +73,10 @@ def test_a_parameter_that_only_one_replica_uses() -> None:
         assert third == [None, None]
 
 
-@pytest.mark.parametrize("bucket_bytes", [8, 1 << 20])
-def test_a_model_that_is_cast_and_resized_between_steps(bucket_bytes: int) -> None:
+def test_a_model_that_is_cast_and_resized_between_steps() -> None:
     def body(group: LocalGroup) -> list[Any]:
         model = nn.Linear(2, 1)
-        reducer = GradientReducer(group, bucket_bytes=bucket_bytes)
+        reducer = GradientReducer(group, bucket_bytes=8)
         reducer.attach(tuple(model.parameters()))
         found = []
         for change in (lambda: None, model.double, lambda: setattr(model.weight, "data", torch.ones(1, 3).double())):
@@ -120,12 +111,10 @@ def test_grad_stays_local_and_inputs_are_respected() -> None:
             weights[0].grad = None
             loss.backward()
 
-    expected = train_alone(copy.deepcopy(start), [batch], lambda _, backward: backward())
-    for replica in on_two(start, body):
-        torch.testing.assert_close(gradients_of(replica), gradients_of(expected), rtol=1e-12, atol=1e-15)
+    assert_gradients_of_one(start, [batch], body)
 
 
-def test_backward_outside_of_a_step_is_plain() -> None:
+def test_backward_outside_of_a_step_is_plain_and_bad_arguments_are_refused() -> None:
     model = build("linear")
 
     def body(group: LocalGroup) -> None:
@@ -135,44 +124,26 @@ def test_backward_outside_of_a_step_is_plain() -> None:
             loss_of(model, rows(2)).backward()
         model.zero_grad()
         loss_of(model, rows(2)).backward()
-        reducer.close()
-
-    run_ranks(1, body)
-    expected = train_alone(build("linear"), [rows(2)], lambda _, backward: backward())
-    assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
-    assert_equal(gradients_of(model), gradients_of(expected))
-
-
-def test_bad_arguments() -> None:
-    def body(group: LocalGroup) -> None:
-        reducer = GradientReducer(group)
         with pytest.raises(InvalidArgumentError, match="MAX"), reducer.step(op=ReduceOp.MAX):
             pass
         with pytest.raises(InvalidArgumentError, match="nan"), reducer.step(weight=float("nan")):
             pass
         with reducer.step(), pytest.raises(FailedPreconditionError, match="open already"), reducer.step():
             pass
+        reducer.close()
 
     run_ranks(1, body)
+    expected = train_alone(build("linear"), [rows(2)], lambda _, backward: backward())
+    torch.testing.assert_close(gradients_of(model), gradients_of(expected), rtol=0, atol=0)
 
 
-def test_a_thread_that_a_step_starts_must_not_run_backward() -> None:
+def test_a_thread_that_a_step_starts_must_not_run_backward_and_local_gradients_must_not_be_changed() -> None:
     def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
         with reducer.step(weight=0.5):
             loss = loss_of(model, rows(2))
             error = begin_threads({0: lambda: loss.backward()})()[0]
-        assert isinstance(error, FailedPreconditionError)
-        assert "called on the thread that runs the step" in str(error)
-
-    on_two(build("linear"), body)
-
-
-# --- replicas that do not do the same are told ------------------------------------------------------------------------
-
-
-def test_changed_local_gradients_are_refused() -> None:
-    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
-        with reducer.step(weight=0.5):
+            assert isinstance(error, FailedPreconditionError)
+            assert "called on the thread that runs the step" in str(error)
             with reducer.no_sync():
                 loss_of(model, rows(2)).backward()
             for gradient in gradients_of(model):
@@ -195,14 +166,13 @@ def test_replicas_out_of_step_are_told() -> None:
     on_two(build("linear"), body)
 
 
-@pytest.mark.parametrize("num_frozen", [1, 2])
-def test_replicas_that_train_different_parameters_are_told(num_frozen: int) -> None:
+def test_replicas_that_train_different_parameters_are_told() -> None:
     def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
-        for parameter in list(model.parameters())[:num_frozen]:
-            parameter.requires_grad_(rank == 0)
         features = rows(2)[0].requires_grad_()
-        with reducer.step(), pytest.raises(CollectiveMismatchError, match="layout"):
-            model(features).sum().backward()
+        for parameter in model.parameters():  # one is frozen on rank 1, then all are
+            parameter.requires_grad_(rank == 0)
+            with reducer.step(), pytest.raises(CollectiveMismatchError, match="layout"):
+                model(features).sum().backward()
 
     on_two(build("linear"), body)
 
@@ -236,35 +206,33 @@ def test_replicas_with_different_numbers_of_backward_passes_are_told() -> None:
     on_two(build("linear"), body)
 
 
-@pytest.mark.parametrize("num_before", [0, 1])
-def test_replicas_that_reduce_differently_are_told(num_before: int) -> None:
+def test_replicas_that_reduce_differently_are_told() -> None:
     def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
-        for _ in range(num_before):
+        for _ in range(2):
+            with (
+                reducer.step(op=ReduceOp.SUM if rank else ReduceOp.MEAN),
+                pytest.raises(CollectiveMismatchError, match=r"rank 0: .*op MEAN; rank 1: .*op SUM"),
+            ):
+                loss_of(model, rows(2)).backward()
             with reducer.step():
                 loss_of(model, rows(2)).backward()
-        with (
-            reducer.step(op=ReduceOp.SUM if rank else ReduceOp.MEAN),
-            pytest.raises(CollectiveMismatchError, match=r"rank 0: .*op MEAN; rank 1: .*op SUM"),
-        ):
-            loss_of(model, rows(2)).backward()
 
     on_two(build("linear"), body)
 
 
-@pytest.mark.parametrize("others", [Updates(3, (0.1,)), Updates(2, (0.2,))])
-def test_replicas_that_updated_differently_are_told_at_the_next_backward(others: Updates) -> None:
-    def main(group: LocalGroup) -> str:
-        mine = [Updates(1, (0.1,)), Updates(1, (0.1,))]
+def test_replicas_that_updated_differently_are_told_at_the_next_backward() -> None:
+    def main(group: LocalGroup, others: Updates) -> str:
+        mine = [Updates(1, (0.1,)), others if group.rank == 1 else Updates(2, (0.1,))]
         reducer = GradientReducer(group, updates=lambda: mine.pop(0))
         weight = nn.Parameter(torch.ones(2))
         reducer.attach((weight,))
         with reducer.step():
             weight.sum().backward()
-        mine[0] = others if group.rank == 1 else Updates(2, (0.1,))
         with reducer.step(), pytest.raises(CollectiveMismatchError, match="the updates made before step 1") as caught:
             weight.sum().backward()
         return str(caught.value)
 
-    first, second, third = run_ranks(3, main)
-    assert first == second == third
-    assert "rank 1 differs from the others" in first
+    for others in (Updates(3, (0.1,)), Updates(2, (0.2,))):
+        first, second, third = run_ranks(3, functools.partial(main, others=others))
+        assert first == second == third
+        assert "rank 1 differs from the others" in first

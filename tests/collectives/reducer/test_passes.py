@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.reducer.known_gradients import LocalAccumulation, accumulate
+from raydist.collectives.reducer.known_gradients import accumulate
 from raydist.collectives.reducer.parameter_hooks import OwnHook, TrainedParameters
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
@@ -20,6 +20,7 @@ from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     FEATURES,
+    assert_gradients_of_one,
     build,
     gradients_of,
     half,
@@ -30,48 +31,39 @@ from tests.collectives.models import (
 )
 from tests.collectives.threads import run_ranks
 
-# --- synchronised passes ----------------------------------------------------------------------------------------------
-
 
 def test_no_sync_keeps_gradients_local_until_the_next_backward() -> None:
     start, one, two = build("tied"), rows(5, seed=1), rows(3, seed=2)
 
     def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        def backward(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+            loss_of(model, half(batch, rank)).backward()
+
         with reducer.step(weight=len(half(one, rank)[0]) / 5), reducer.no_sync():
-            loss_of(model, half(one, rank)).backward()
+            backward(one)
             local = copy.deepcopy(start)
             loss_of(local, half(one, rank)).backward()
             torch.testing.assert_close(gradients_of(model), gradients_of(local))
         with reducer.step(weight=len(half(two, rank)[0]) / 3):
-            loss_of(model, half(two, rank)).backward()
-
-    expected = train_alone(copy.deepcopy(start), [one, two], lambda _, backward: backward())
-    for replica in on_two(start, body):
-        torch.testing.assert_close(gradients_of(replica), gradients_of(expected), rtol=1e-12, atol=1e-15)
-
-
-def test_no_sync_after_global_gradients_and_dropped_ones() -> None:
-    start, batch = build("linear"), rows(4)
-
-    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
-        def backward() -> None:
-            loss_of(model, half(batch, rank)).backward()
-
-        with reducer.step(weight=0.5):
+            backward(two)
             with reducer.no_sync():
-                backward()
-            model.zero_grad()  # these never count
-            backward()
-            with reducer.no_sync():
-                backward()
-                backward()
-            backward()
+                backward(two)
+                backward(two)
+            backward(two)
+        found.append([None if each is None else each.clone() for each in gradients_of(model)])
+        for set_to_none in (True, False):
+            with reducer.step(weight=len(half(two, rank)[0]) / 3):
+                with reducer.no_sync():
+                    backward(two)
+                model.zero_grad(set_to_none)  # these never count
+                backward(two)
 
-    reference = copy.deepcopy(start)
-    for _ in range(4):
-        loss_of(reference, batch).backward()
-    for replica in on_two(start, body):
-        torch.testing.assert_close(gradients_of(replica), gradients_of(reference), rtol=1e-12, atol=1e-15)
+    found: list[list[torch.Tensor | None]] = []
+    batches = [one, two, two, two, two]
+    expected = train_alone(copy.deepcopy(start), batches, lambda _, backward: backward())
+    assert_gradients_of_one(start, [two], body)
+    for each in found:
+        torch.testing.assert_close(each, gradients_of(expected), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("op", [ReduceOp.MEAN, ReduceOp.SUM])
@@ -122,9 +114,7 @@ def test_an_error_in_backward_leaves_the_reducer_clean() -> None:
         with reducer.step(weight=0.5):
             loss_of(model, half(batch, rank)).backward()
 
-    expected = train_alone(copy.deepcopy(start), [batch], lambda _, backward: backward())
-    for replica in on_two(start, body):
-        torch.testing.assert_close(gradients_of(replica), gradients_of(expected), rtol=1e-12, atol=1e-15)
+    assert_gradients_of_one(start, [batch], body)
 
 
 def test_the_last_layers_travel_while_the_first_are_computed() -> None:
@@ -148,19 +138,6 @@ def test_the_last_layers_travel_while_the_first_are_computed() -> None:
     assert run_ranks(2, body) == [[(3, 0), (2, 1), (1, 2), (0, 3), (-1, 4)]] * 2
 
 
-# --- accumulation -----------------------------------------------------------------------------------------------------
-
-
-def test_dropped_or_zeroed_gradients_take_their_part_with_them() -> None:
-    accumulation = LocalAccumulation()
-    shown = accumulation.add(0, None, torch.tensor([1.0]), 1.0)
-    assert accumulation.parts_of(0, None) == (None, None)
-    shown.zero_()
-    assert accumulation.parts_of(0, shown) == (shown, None)
-    accumulation.forget([0, 1])
-    assert accumulation.parts_of(0, shown) == (shown, None)
-
-
 def test_accumulate_keeps_the_earlier_tensor() -> None:
     earlier = torch.tensor([1.0])
     assert accumulate(earlier, torch.tensor([2.0])) is earlier
@@ -168,11 +145,7 @@ def test_accumulate_keeps_the_earlier_tensor() -> None:
     sparse = torch.tensor([5.0]).to_sparse()
     assert accumulate(sparse, torch.tensor([2.0])).tolist() == [7.0]
     assert accumulate(earlier, sparse).tolist() == [8.0]
-    graph = torch.tensor([1.0], requires_grad=True) * 1
-    assert accumulate(earlier, graph).requires_grad
-
-
-# --- trained parameters -----------------------------------------------------------------------------------------------
+    assert accumulate(earlier, torch.tensor([1.0], requires_grad=True) * 1).requires_grad
 
 
 class Listener:
@@ -185,42 +158,25 @@ class Listener:
         self.heard.append(index)
 
 
-def seen(listener: Listener) -> tuple[int, ...]:
-    listener.parameters.look()
-    return listener.parameters.indices
-
-
-def three() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.ones(1)) for _ in range(3)]
-
-
-def test_a_list_may_have_grown() -> None:
-    listener, parameters = Listener(), three()
-    growing = parameters[:1]
-    listener.parameters.attach(growing)
-    growing.append(parameters[1])
-    listener.parameters.attach(growing)
-    assert seen(listener) == (0, 1)
-
-
 def test_hooks_go_and_keep_nothing_alive() -> None:
-    listener, (a, b, c) = Listener(), three()
-    listener.parameters.attach((a, b, c))
-    listener.parameters.look()
+    listener, growing = Listener(), [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    listener.parameters.attach(growing)
+    growing.append(nn.Parameter(torch.ones(1)))
+    listener.parameters.attach(growing)
+    assert listener.parameters.indices == (0, 1, 2)
     listener.parameters.close()
     listener.parameters.close()
+    a, b, c = growing
     (a * b * c).sum().backward()
-    assert (listener.heard, seen(listener)) == ([], ())
+    assert not listener.heard
+    assert not listener.parameters.indices
     listener.parameters.attach((a,))
-    listener.parameters.look()
     reference = weakref.ref(listener)
     del listener
     gc.collect()
     assert reference() is None
     (a * 2).sum().backward()
 
-
-# --- gradients made by hand, and changed gradients --------------------------------------------------------------------
 
 Fill = Callable[[nn.Module, torch.Tensor], None]
 
@@ -311,11 +267,9 @@ def test_a_gradient_changed_differently_after_backward_is_an_error_one_step_late
         on_two(build("linear"), changed(lambda gradient, rank: gradient.add_(0.01 * rank)))
     with pytest.raises(CollectiveMismatchError, match=r"replica 0: not changed; replica 1: sum"):
         on_two(build("linear"), changed(lambda gradient, rank: gradient.add_(1) if rank else None))
-
-
-@pytest.mark.parametrize("factors", [(0.5, 0.5), (0.5, 0.5 + 1e-12)])
-def test_changes_that_are_alike_or_differ_in_last_bits_are_no_error(factors: tuple[float, float]) -> None:
-    on_two(build("linear"), changed(lambda gradient, rank: gradient.mul_(factors[rank])))
+    for last in (0.0, 1e-12):  # alike, and but for last bits
+        factors = [0.5, 0.5 + last]
+        on_two(build("linear"), changed(lambda gradient, rank: gradient.mul_(factors[rank])))  # noqa: B023
 
 
 def test_where_gradients_are_added_up_one_that_may_be_global_is_an_error() -> None:

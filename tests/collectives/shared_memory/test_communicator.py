@@ -14,14 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.collectives.base import Communicator, Work
-from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
 from raydist.core.values import ReduceOp
 from tests.collectives.threads import run_ranks, run_sharing, sharing_team
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
-
-# --- communicator -----------------------------------------------------------------------------------------------------
 
 LARGE = 300_000
 """Elements of a tensor that does not pass at once."""
@@ -95,9 +93,12 @@ def play(communicator: Communicator, program: list[tuple[str, int, ReduceOp, boo
     return [[output.clone() for output in outputs] for outputs in results]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 5])
 @settings(max_examples=25)
-@given(program=st.lists(STEPS, max_size=12), dtype=st.sampled_from([torch.float32, torch.float16, torch.float64]))
+@given(
+    world_size=st.sampled_from([1, 2, 2, 3, 5]),
+    program=st.lists(STEPS, max_size=12),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.float64]),
+)
 def test_any_sequence_gives_what_the_plain_group_gives(
     world_size: int, program: list[tuple[str, int, ReduceOp, bool]], dtype: torch.dtype
 ) -> None:
@@ -109,26 +110,27 @@ def test_any_sequence_gives_what_the_plain_group_gives(
             assert all(torch.equal(a, b) for a, b in zip(plain, shared, strict=True)), kind
 
 
-@pytest.mark.parametrize(
-    ("dtype", "numel", "allocated"),
-    [
+def test_all_ranks_get_the_same_bits() -> None:
+    cases = [
         (torch.bfloat16, 100, False),
         (torch.float16, LARGE, False),
         (torch.float32, LARGE, True),
         (torch.complex64, LARGE, True),
-    ],
-)
-def test_all_ranks_get_the_same_bits(dtype: torch.dtype, numel: int, allocated: bool) -> None:
-    def body(communicator: Communicator) -> torch.Tensor:
-        tensor = communicator.allocate([(numel, dtype)])[0] if allocated else torch.empty(numel, dtype=dtype)
-        generator = torch.Generator().manual_seed(communicator.rank)
-        tensor.copy_(torch.randn(numel, generator=generator).to(dtype))
-        communicator.all_reduce(tensor, ReduceOp.MEAN).wait()
-        return tensor.clone()
+    ]
 
-    results = run_sharing(5, body)
-    assert all(torch.equal(results[0], result) for result in results)
-    assert results[0].abs().sum() > 0
+    def body(communicator: Communicator) -> list[torch.Tensor]:
+        found = []
+        for dtype, numel, allocated in cases:
+            tensor = communicator.allocate([(numel, dtype)])[0] if allocated else torch.empty(numel, dtype=dtype)
+            generator = torch.Generator().manual_seed(communicator.rank)
+            tensor.copy_(torch.randn(numel, generator=generator).to(dtype))
+            communicator.all_reduce(tensor, ReduceOp.MEAN).wait()
+            found.append(tensor.clone())
+        return found
+
+    for case, first, *others in zip(cases, *run_sharing(5, body), strict=True):
+        assert all(torch.equal(first, other) for other in others), case
+        assert first.abs().sum() > 0, case
 
 
 def reduce_one(communicator: Communicator) -> float:
@@ -146,22 +148,6 @@ def test_a_shared_tensor_here_and_a_private_one_there() -> None:
         return [tensor.amin().item(), tensor.amax().item()]
 
     assert run_sharing(2, body) == [[3.0, 3.0], [3.0, 3.0]]
-
-
-def test_a_rank_that_is_none_is_refused_before_anything_is_sent() -> None:
-    def body(communicator: Communicator) -> float:
-        calls: list[Callable[[], object]] = [
-            lambda: communicator.broadcast(torch.ones(1), 2),
-            lambda: communicator.broadcast(torch.ones(1), -1),
-        ]
-        for call in calls:
-            with pytest.raises(InvalidArgumentError, match=r"must be a rank of group 'team', 0 to 1, got"):
-                call()
-        with pytest.raises(InvalidArgumentError, match="all_gather needs 2 tensors"):
-            communicator.all_gather([torch.ones(1)], torch.ones(1))
-        return reduce_one(communicator)
-
-    assert run_sharing(2, body) == [2.0, 2.0]
 
 
 def test_memory_that_cannot_be_shared_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,24 +176,8 @@ def test_a_group_of_two_generations_and_after_its_end() -> None:
             groups[0].all_reduce(torch.ones(1), ReduceOp.SUM)
 
 
-# --- mismatches -------------------------------------------------------------------------------------------------------
-
-
-def ones(rank: int) -> torch.Tensor:
-    """More of them on rank 1."""
-    return torch.ones(2 + rank)
-
-
-def many(rank: int) -> torch.Tensor:
-    return torch.ones(LARGE + rank)
-
-
 MISMATCHES: dict[str, Callable[[Communicator, int], Any]] = {
-    "shape of a large one": lambda c, rank: c.all_reduce(torch.ones(LARGE + rank), ReduceOp.SUM),
     "large and small": lambda c, rank: c.broadcast(torch.ones(LARGE if rank else 1), 0),
-    "shape of gathered parts": lambda c, rank: c.all_gather([ones(rank), ones(rank)], ones(rank)),
-    "shape of large gathered parts": lambda c, rank: c.all_gather([many(rank), many(rank)], many(rank)),
-    "large and small parts": lambda c, rank: c.all_gather([(ones, many)[rank](0)] * 2, (ones, many)[rank](0)),
     "memory": lambda c, rank: c.allocate([(LARGE + rank, torch.float32)]),
     "long shapes": lambda c, rank: c.all_reduce(torch.ones((1,) * 63 + (1 + rank,)), ReduceOp.SUM),
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,6 @@ from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
 
-# --- a rank that is late ----------------------------------------------------------------------------------------------
-
 
 class Rounds:
     """Every operation once; those that gave what they should. One rank is late to each of them."""
@@ -29,24 +28,18 @@ class Rounds:
         self.by_s = by_s
 
     def __call__(self, communicator: Communicator) -> list[str]:
-        return [name for name in COLLECTIVES if self._is_right(communicator, COLLECTIVES[name])]
+        return [name for name, operation in COLLECTIVES.items() if self._is_right(communicator, operation)]
 
     def _is_right(self, communicator: Communicator, operation: Operation) -> bool:
-        self._be_late(communicator)
-        return operation.start(communicator, self.late).wait()
-
-    def _be_late(self, communicator: Communicator) -> None:
         if communicator.rank == self.late:
             time.sleep(self.by_s)
+        return operation.start(communicator, self.late).wait()
 
 
-EVERYTHING = list(COLLECTIVES)
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_that_is_late_to_everything_is_waited_for(shm_team: ProcessTeam, late: int) -> None:
+def test_a_rank_that_is_late_to_everything_is_waited_for(shm_team: ProcessTeam) -> None:
     shm_team.reform()
-    assert shm_team.run(Rounds(late)) == [EVERYTHING] * shm_team.world_size
+    for late in (0, 1):
+        assert shm_team.run(Rounds(late)) == [list(COLLECTIVES)] * shm_team.world_size, late
 
 
 def cpu_seconds_while_waiting(communicator: Communicator) -> float:
@@ -65,8 +58,6 @@ def test_waiting_takes_no_cpu(shm_team: ProcessTeam) -> None:
     results = shm_team.begin({0: cpu_seconds_while_waiting, 1: cpu_seconds_while_waiting, 2: sleep_first})()
     assert max(results[0], results[1]) < 0.1
 
-
-# --- a rank that is killed or stopped, or aborts ----------------------------------------------------------------------
 
 MEETS_FIRST = ("allocate", "all_reduce in place")
 """All ranks meet before the victim can be where it is to be killed."""
@@ -94,16 +85,26 @@ def all_but(team: ProcessTeam, victim: int) -> list[int]:
     return [rank for rank in range(team.world_size) if rank != victim]
 
 
-# Half a second each, in which the team finds together again: whoever comes first, and whoever comes last.
-KILLED = [
-    pytest.param(victim, name, entered, marks=[] if victim == usual else pytest.mark.long)
-    for names, entered, usual in ((COLLECTIVES, False, 2), (WITH_A_MIDDLE, True, 0))
-    for name in names
-    for victim in (0, 2)
+Case = tuple[int, str, bool]
+"""Victim, operation, and whether the victim has entered it."""
+
+# One for each way to wait: for the begin of a collective, for reduced slices, for parts, for memory.
+KILLED_OFTEN: list[Case] = [
+    (2, "all_reduce small", False),
+    (2, "all_reduce in place", False),
+    (0, "all_reduce", True),
+    (0, "all_gather_rows", True),
+    (0, "allocate", True),
 ]
+KILLED: list[Case] = [(victim, name, False) for name in COLLECTIVES for victim in (0, 2)]
+KILLED += [(victim, name, True) for name in WITH_A_MIDDLE for victim in (0, 2)]
 
 
-@pytest.mark.parametrize(("victim", "name", "entered"), KILLED)
+def cases(every: Sequence[Case], often: Sequence[Case]) -> list[Any]:
+    return [pytest.param(*each, marks=[] if each in often else pytest.mark.long) for each in every]
+
+
+@pytest.mark.parametrize(("victim", "name", "entered"), cases(KILLED, KILLED_OFTEN))
 def test_a_killed_rank_is_named_at_once(shm_team: ProcessTeam, victim: int, name: str, entered: bool) -> None:
     shm_team.reform()
     came = shm_team.begin({victim: Coming(name, entered=entered)})
@@ -129,13 +130,11 @@ def test_a_killed_rank_is_named_at_once(shm_team: ProcessTeam, victim: int, name
 
 
 # Two seconds each: who has not entered a large one is waited for as in a small one, and the waits inside are few.
-OFTEN = {"all_reduce small", "all_reduce in place", "all_gather_rows", "barrier", "allocate"}
-BEFORE = [(2, name, False) for name in COLLECTIVES if f"{name} small" not in COLLECTIVES]
-INSIDE = [(0, name, True) for name in WITH_A_MIDDLE]
-STOPPED = [pytest.param(*case, marks=[] if case[1] in OFTEN else pytest.mark.long) for case in (*BEFORE, *INSIDE)]
+STOPPED: list[Case] = [(2, name, False) for name in COLLECTIVES if f"{name} small" not in COLLECTIVES]
+STOPPED += [(0, name, True) for name in WITH_A_MIDDLE]
 
 
-@pytest.mark.parametrize(("victim", "name", "entered"), STOPPED)
+@pytest.mark.parametrize(("victim", "name", "entered"), cases(STOPPED, KILLED_OFTEN[1:3]))
 def test_a_stopped_rank_is_named_when_the_limit_is_over(
     shm_team: ProcessTeam, victim: int, name: str, entered: bool
 ) -> None:
@@ -154,7 +153,7 @@ def test_a_stopped_rank_is_named_when_the_limit_is_over(
     contract.check_asynchronous(shm_team)
 
 
-@pytest.mark.parametrize("name", sorted(OFTEN))
+@pytest.mark.parametrize("name", ["all_reduce in place", "all_gather_rows", "allocate"])
 def test_an_abort_wakes_everybody(shm_team: ProcessTeam, name: str) -> None:
     shm_team.reform()
     came = shm_team.begin({2: Coming(name, entered=False)})
