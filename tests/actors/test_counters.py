@@ -58,9 +58,6 @@ def test_counters_of_a_server_rise_by_what_has_come() -> None:
     server = ("mine", "parameter server 0")
     assert [told[name][server] for name in ("pulls", "pushes", "bytes_held", "late")] == [5, 2, 8, 0]
     assert told["staleness"] == {(*server, "0"): 1, (*server, "2-3"): 6}
-
-
-def test_buckets_of_staleness_double() -> None:
     assert [staleness_bucket(number) for number in (-1, 0, 1, 2, 15, 16)] == ["0", "0", "1", "2-3", "8-15", "16-31"]
 
 
@@ -81,7 +78,7 @@ class Taken:
         return sum(amounts.get(name, 0.0) for amounts in self.told)
 
 
-def test_ray_is_told_of_training_once_in_some_seconds_and_at_the_end() -> None:
+def test_training_is_told_once_in_some_seconds_and_at_the_end_and_every_save() -> None:
     taken, time = Taken(), [0.0]
     metrics = TrainingMetrics("mirrored", taken, lambda: time[0])
     metrics.step_ended(4)
@@ -91,16 +88,12 @@ def test_ray_is_told_of_training_once_in_some_seconds_and_at_the_end() -> None:
     metrics.step_ended(4)
     metrics.step_ended(4)
     metrics.publish()
+    SaveMetrics("somewhere", taken).note_save(0.25)
     assert taken.told == [
         {"raydist_steps": 3, "raydist_examples": 10},
         {"raydist_steps": 1, "raydist_examples": 4},
+        {"raydist_checkpoints": 1, "raydist_checkpoint_pause_seconds": 0.25},
     ]
-
-
-def test_saves_and_their_pauses_are_counted() -> None:
-    taken = Taken()
-    SaveMetrics("somewhere", taken).note_save(0.25)
-    assert taken.told == [{"raydist_checkpoints": 1, "raydist_checkpoint_pause_seconds": 0.25}]
 
 
 def stats_after(batches: int) -> rd.PipelineStats:

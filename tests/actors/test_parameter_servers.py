@@ -115,17 +115,13 @@ def test_a_server_that_dies_is_named_in_time() -> None:
         with pytest.raises(rd.UnavailableError, match=r"parameter server 0 of doomed on here is gone.*checkpoint"):
             ask(connection, Statistics())
         assert time.monotonic() - began < 10
-        push = Push(Sender(0, 0), PushKey(0, 0), 0, (), ())
         with pytest.raises(rd.UnavailableError, match="is gone"):
-            ask(connection, push)
+            ask(connection, Push(Sender(0, 0), PushKey(0, 0), 0, (), ()))
 
 
-def test_a_server_that_cannot_start_says_why(actors: ServerActors) -> None:
+def test_a_server_that_cannot_start_says_why(actors: ServerActors, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="consistency must be"):
         actors.start(odd_server, within_s=START_S)
-
-
-def test_a_server_of_another_version_is_named(actors: ServerActors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydist.actors.parameter_servers.installed_software", lambda: OTHER)
     with pytest.raises(rd.FailedPreconditionError, match=r"server 0 of tried on here has raydist .*, not 0\.1"):
         actors.start(odd_server, within_s=START_S)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import subprocess
 import sys
 import threading
 import traceback
-from collections import namedtuple
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from raydist.actors.class_tracking import cloudpickle, share_classes
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.core.errors import RaydistError
 from raydist.core.exception_utils import what_was_raised
+from tests.odd_errors import Departure, Mute
 
 
 class Odd(Exception):
@@ -65,15 +66,6 @@ class Slotted(Exception):
         return self.what
 
 
-class Mute(Exception):
-    """Says nothing of itself."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-    __repr__ = __str__
-
-
 class Hostile(Exception):
     """Raises from whatever pickling asks of it."""
 
@@ -84,49 +76,33 @@ class Hostile(Exception):
         raise RuntimeError("nor to be looked at")
 
 
-class Departure(BaseException):
-    """No Exception, and does not end its process."""
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [(Odd(3, "odd"), r"^odd \(3\)"), (Holding(), "^holding a lock"), (Hostile("h", 3), "'h', 3")],
-)
-def test_the_type_arrives_whatever_its_constructor_and_fields(error: Exception, message: str) -> None:
-    packed = pack_error(raised(error), "In worker 3.")
-    assert isinstance(packed, PortableError)
-    with pytest.raises(type(error), match=message) as caught:
-        raise pickle.loads(pickle.dumps(packed)).restore()
-    assert caught.value.__notes__ == ["In worker 3."]
-    assert "in raised" in "".join(traceback.format_exception(caught.value))
-
-
-def test_fields_that_cannot_travel_are_shown_in_their_place() -> None:
+def test_the_type_arrives_whatever_its_constructor_and_fields() -> None:
+    for error, message in [(Odd(3, "odd"), r"^odd \(3\)"), (Holding(), "^holding a lock"), (Hostile("h", 3), "'h', 3")]:
+        packed = pack_error(raised(error), "In worker 3.")
+        assert isinstance(packed, PortableError)
+        with pytest.raises(type(error), match=message) as caught:
+            raise pickle.loads(pickle.dumps(packed)).restore()
+        assert caught.value.__notes__ == ["In worker 3."]
+        assert "in raised" in "".join(traceback.format_exception(caught.value))
     found = pack_error(raised(Holding())).restore()
-    assert "unlocked _thread.lock" in found.lock  # type: ignore[attr-defined]  # its own
+    assert "unlocked _thread.lock" in found.lock, "a field that cannot travel is shown"  # type: ignore[attr-defined]
 
 
-def test_a_message_that_stays_behind_is_a_note() -> None:
+def test_messages_and_notes_that_cannot_travel_are_told_otherwise() -> None:
     error = Slotted(3)
     error.what = "lost on the way"
     found = pack_error(raised(error)).restore()
     assert type(found) is Slotted
     assert found.__notes__ == ["Its message was: lost on the way"]
-
-
-def test_an_error_that_cannot_say_its_message_arrives() -> None:
-    packed = pack_error(raised(Mute(7)), "In worker 3.")
+    packed = pack_error(raised(Mute(7, 8)), "In worker 3.")
     assert "Mute: <its __str__ raised RuntimeError; its arguments: (7,)>" in packed.title
     found = packed.restore()
-    assert (type(found), found.args, found.__notes__) == (Mute, (7,), ["In worker 3."])
-
-
-@pytest.mark.parametrize("notes", [None, "odd", ("odd",), 3])
-def test_odd_notes_arrive_as_a_list(notes: Any) -> None:
-    error = ValueError("bad")
-    error.__notes__ = notes
-    found = pack_error(raised(error), "In worker 3.").restore()
-    assert found.__notes__ == ([] if notes is None else [str(notes if notes != ("odd",) else "odd")]) + ["In worker 3."]
+    assert (type(found), found.args, found.__notes__) == (Mute, (7,), ["odd", "In worker 3."])
+    odd_notes: list[tuple[Any, list[str]]] = [(None, []), ("odd", ["odd"]), (("odd",), ["odd"]), (3, ["3"])]
+    for notes, expected in odd_notes:
+        noted = ValueError("bad")
+        noted.__notes__ = notes
+        assert pack_error(raised(noted), "In worker 3.").restore().__notes__ == [*expected, "In worker 3."]
 
 
 def test_a_class_that_does_not_arrive_still_shows_itself() -> None:
@@ -137,11 +113,8 @@ def test_a_class_that_does_not_arrive_still_shows_itself() -> None:
     assert "in raised" in "".join(traceback.format_exception(caught.value))
 
 
-def test_an_error_that_is_no_exception_does_not_end_the_receiver() -> None:
+def test_an_error_that_is_no_exception_does_not_end_the_receiver_and_is_there_for_who_asks() -> None:
     assert isinstance(pack_error(raised(SystemExit(3))).restore(), RaydistError)
-
-
-def test_what_ends_no_process_arrives_as_it_was_for_who_asks() -> None:
     found = pack_error(raised(Departure("left")), "In worker 3.").restore()
     original = what_was_raised(found)
     assert (type(original), original.args, original.__notes__) == (Departure, ("left",), ["In worker 3."])
@@ -169,22 +142,14 @@ for copy in (cloudpickle, rays_copy):
 
 def made_here() -> Any:
     """An object whose class no other process can import."""
-    cls = namedtuple("cls", ["x"])
-    cls.__module__ = "__main__"
-    return cls(1)
+    return type("Cls", (), {"__module__": "__main__"})()
 
 
 def test_a_class_that_comes_by_one_and_leaves_by_the_other_stays_the_same() -> None:
     share_classes()
-    for goes in _COPIES:
-        for comes in _COPIES:
-            one = made_here()
-            there = subprocess.run(
-                [sys.executable, "-c", _LATE, goes.dumps(one).hex()],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=True,
-            )
-            for line in there.stdout.split():
-                assert type(comes.loads(bytes.fromhex(line))) is type(one)
+    for goes, comes in itertools.product(_COPIES, repeat=2):
+        one = made_here()
+        command = [sys.executable, "-c", _LATE, goes.dumps(one).hex()]
+        there = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        for line in there.stdout.split():
+            assert type(comes.loads(bytes.fromhex(line))) is type(one)

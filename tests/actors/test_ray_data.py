@@ -28,29 +28,19 @@ def squares() -> Any:
 
 
 def test_rows_come_in_order_with_their_types(squares: Any) -> None:
-    rows = list(rd.Dataset.from_ray(squares).as_numpy_iterator())
-    assert [int(row["x"]) for row in rows] == list(range(100))
-    assert rows[7]["text"] == "7"
-    assert rows[7]["square"].tolist() == [[49, 49], [49, 49]]
-
-
-def test_the_spec_is_that_of_the_rows(squares: Any) -> None:
-    spec = rd.Dataset.from_ray(squares).element_spec
-    assert spec == {
+    dataset = rd.Dataset.from_ray(squares)
+    assert dataset.element_spec == {
         "x": rd.TensorSpec((), "int64"),
         "text": rd.TensorSpec((), "U"),
         "square": rd.TensorSpec((2, 2), "int64"),
     }
-
-
-def test_only_a_materialised_dataset_has_a_length(squares: Any) -> None:
-    assert rd.Dataset.from_ray(squares).cardinality() == rd.UNKNOWN_CARDINALITY
+    rows = list(dataset.as_numpy_iterator())
+    assert [int(row["x"]) for row in rows] == list(range(100))
+    assert rows[7]["text"] == "7"
+    assert rows[7]["square"].tolist() == [[49, 49], [49, 49]]
+    assert squares.context.execution_options.preserve_order is False, "the user's dataset keeps its settings"
+    assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
     assert len(rd.Dataset.from_ray(squares.materialize())) == 100
-
-
-def test_the_users_dataset_keeps_its_settings(squares: Any) -> None:
-    next(rd.Dataset.from_ray(squares).as_numpy_iterator())
-    assert squares.context.execution_options.preserve_order is False
 
 
 def test_resuming_passes_over_what_was_handed_out(squares: Any) -> None:
@@ -66,10 +56,11 @@ def test_resuming_passes_over_what_was_handed_out(squares: Any) -> None:
     second.close()
 
 
-def test_a_null_stands_in_its_place() -> None:
+def test_a_null_stands_in_its_place_and_what_is_no_dataset_is_refused() -> None:
     dataset = rd.Dataset.from_ray(ray.data.from_arrow(pa.table({"x": [1, None, 3]})))
-    items = collect(iterate(dataset))
-    assert [is_error(item) for item in items] == [False, True, False]
+    assert [is_error(item) for item in collect(iterate(dataset))] == [False, True, False]
+    with pytest.raises(rd.SpecError, match="from_ray needs a ray.data.Dataset, got 3"):
+        rd.Dataset.from_ray(3)
 
 
 def test_an_error_in_ray_ends_the_pass() -> None:
@@ -84,27 +75,21 @@ def test_an_error_in_ray_ends_the_pass() -> None:
     assert list(iterator) == []
 
 
-def test_something_else_is_refused() -> None:
-    with pytest.raises(rd.SpecError, match="from_ray needs a ray.data.Dataset, got 3"):
-        rd.Dataset.from_ray(3)
-
-
 # --- Dataset.to_ray ---------------------------------------------------------------------------------------------------
 
 
-def test_elements_are_rows_in_order() -> None:
+def test_elements_are_rows_in_order_and_columns_are_named_by_the_leaves() -> None:
     dataset = rd.Dataset.range(1000).map(lambda x: {"x": x, "image": np.full((2, 3), x)})
     rows = dataset.to_ray().take_all()
     assert [row["x"] for row in rows] == list(range(1000))
     assert rows[5]["image"].tolist() == [[5] * 3] * 2
-
-
-@pytest.mark.parametrize(
-    ("make", "columns"),
-    [(lambda x: x, ["item"]), (lambda x: (x, b"a"), ["item_0", "item_1"]), (lambda x: {"a": {"b": x}}, ["a.b"])],
-)
-def test_columns_are_named_by_the_leaves(make: Any, columns: list[str]) -> None:
-    assert rd.Dataset.range(3).map(make).to_ray().columns() == columns
+    makes: list[tuple[Any, list[str]]] = [
+        (lambda x: x, ["item"]),
+        (lambda x: (x, b"a"), ["item_0", "item_1"]),
+        (lambda x: {"a": {"b": x}}, ["a.b"]),
+    ]
+    for make, columns in makes:
+        assert rd.Dataset.range(3).map(make).to_ray().columns() == columns
 
 
 def test_every_execution_reads_the_same_epoch() -> None:
@@ -115,43 +100,34 @@ def test_every_execution_reads_the_same_epoch() -> None:
     assert [int(x) for x in rd.Dataset.range(50).shuffle(50, seed=1)] == first
 
 
-def test_there_and_back() -> None:
-    dataset = rd.Dataset.range(20).map(lambda x: {"x": x, "text": str(x)})
-    assert list(rd.Dataset.from_ray(dataset.to_ray()).as_numpy_iterator()) == list(dataset.as_numpy_iterator())
-
-
 def batched_text(kind: str) -> rd.Dataset:
     words = np.array(["a", "bb", "", "c\0", "d"], object)
     if kind == "bytes":
         words = np.array([word.encode() for word in words], object)
     elements = rd.Dataset.from_tensor_slices({"z": words, "a": np.arange(5)})
-    if kind == "alone":
-        return elements.map(lambda e: e["z"]).batch(2)
     if kind == "ragged":
         return elements.map(lambda e: {"z": words[: int(e["a"])], "a": e["a"]})
+    if kind == "scalar":
+        return elements
     return elements.batch(2).map(lambda e: {"z": e["z"], "a": e["a"].sum()})
 
 
-@pytest.mark.parametrize("kind", ["str", "bytes", "ragged", "alone"])
-def test_batched_text_there_and_back(kind: str) -> None:
-    dataset = batched_text(kind)
-    expected = list(dataset.as_numpy_iterator())
-    found = list(rd.Dataset.from_ray(dataset.to_ray()).as_numpy_iterator())
-    if kind == "alone":
-        found = [row["item"] for row in found]
-    else:
+def test_text_there_and_back() -> None:
+    for kind in ("str", "bytes", "ragged", "scalar"):
+        dataset = batched_text(kind)
+        expected = list(dataset.as_numpy_iterator())
+        found = list(rd.Dataset.from_ray(dataset.to_ray()).as_numpy_iterator())
         assert [list(row) for row in found] == [["z", "a"]] * len(expected)
         assert [row["a"] for row in found] == [row["a"] for row in expected]
-        found, expected = ([row["z"] for row in rows] for rows in (found, expected))
-    assert [row.tolist() for row in found] == [row.tolist() for row in expected]
+        assert [np.asarray(row["z"]).tolist() for row in found] == [np.asarray(row["z"]).tolist() for row in expected]
+    alone = rd.Dataset.from_tensor_slices(["a", "bb", "d"]).batch(2)
+    found = list(rd.Dataset.from_ray(alone.to_ray()).as_numpy_iterator())
+    assert [row["item"].tolist() for row in found] == [["a", "bb"], ["d"]]
 
 
-def test_what_ray_has_no_word_for_says_so() -> None:
-    for dataset in (rd.Dataset.from_tensor_slices(torch.ones(3).bfloat16()), rd.Dataset.range(4).window(2)):
-        with pytest.raises(Exception, match="Map it to float32 before to_ray|must be tensors, got datasets"):
+def test_what_ray_has_no_word_for_and_errors_of_elements_fail_the_execution() -> None:
+    bad = rd.Dataset.range(3).map(lambda x: 1 // (int(x) - 1))
+    windows, small = rd.Dataset.range(4).window(2), rd.Dataset.from_tensor_slices(torch.ones(3).bfloat16())
+    for dataset in (small, windows, bad):
+        with pytest.raises(Exception, match="Map it to float32 before to_ray|must be tensors, got datasets|division"):
             dataset.to_ray().take_all()
-
-
-def test_an_error_of_an_element_fails_the_execution() -> None:
-    with pytest.raises(Exception, match="division"):
-        rd.Dataset.range(3).map(lambda x: 1 // (int(x) - 1)).to_ray().take_all()

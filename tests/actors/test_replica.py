@@ -45,18 +45,16 @@ def test_passes_calls_on_to_the_runner_of_a_place() -> None:
     assert host.control(0, "ping", 4) == 4
 
 
-@pytest.mark.parametrize(
-    ("error", "restored"), [(KeyError("mine"), KeyError), (KeyboardInterrupt("mine"), RaydistError)]
-)
-def test_errors_leave_as_values_whatever_their_class(error: BaseException, restored: type[Exception]) -> None:
+def test_errors_leave_as_values_whatever_their_class() -> None:
     host = ReplicaHost()
     host.start(0, Runner, "first")
-    with pytest.raises(RemoteFailure) as failure:
-        host.steps(0, error)
-    assert failure.value.before == Answer(("first",))
-    arrived = failure.value.portable.restore()
-    assert type(arrived) is restored
-    assert "mine" in str(arrived)
+    for error, restored in ((KeyError("mine"), KeyError), (KeyboardInterrupt("mine"), RaydistError)):
+        with pytest.raises(RemoteFailure) as failure:
+            host.steps(0, error)
+        assert failure.value.before == Answer(("first",))
+        arrived = failure.value.portable.restore()
+        assert type(arrived) is restored
+        assert "mine" in str(arrived)
 
 
 def test_variables_are_set_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,23 +72,18 @@ def software(python: str = "3.11.2", torch: str = "2.9.0", raydist: str = "1.0",
     return Software((("Python", python), ("torch", torch), ("raydist", raydist)), gpus)
 
 
-def test_builds_of_one_version_may_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_named_with_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    for other, said in [
+        (software(python="3.12.0"), "Python 3.12.0, not 3.11.2"),
+        (software(torch="2.8.1"), "torch 2.8.1, not 2.9.0"),
+        (software(raydist="0.9"), "raydist 0.9, not 1.0. Install the same versions"),
+    ]:
+        said = f"versions of the program's node: replica 1 on node b has {said}"
+        with pytest.raises(FailedPreconditionError, match=said):
+            require_same_software(software(), [software(), other, software(gpus=4)], NAMES)
     own = installed_software()
     monkeypatch.setattr(torch, "__version__", f"{dict(own.versions)['torch']}+cu999")
-    require_same_software(own, [installed_software()], NAMES[:1])
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (software(python="3.12.0"), "replica 1 on node b has Python 3.12.0, not 3.11.2"),
-        (software(torch="2.8.1"), "replica 1 on node b has torch 2.8.1, not 2.9.0"),
-        (software(raydist="0.9"), "replica 1 on node b has raydist 0.9, not 1.0. Install the same versions"),
-    ],
-)
-def test_other_versions_are_named_with_their_node(other: Software, said: str) -> None:
-    with pytest.raises(FailedPreconditionError, match=f"versions of the program's node: {said}"):
-        require_same_software(software(), [software(), other, software(gpus=4)], NAMES)
+    require_same_software(own, [installed_software()], NAMES[:1])  # builds of one version may meet
 
 
 def test_a_gpu_that_torch_does_not_see_is_named_with_its_node() -> None:

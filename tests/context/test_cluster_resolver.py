@@ -37,9 +37,8 @@ def test_without_tf_config_all_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (found.task_type, found.task_id, found.master()) == (None, None, "")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_a_tf_config_that_is_none_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, said in [
         ("{", "must be JSON, got '{'"),
         ("[" * 100_000, "must be JSON"),
         ("[]", r"must be a JSON object, got '\[\]'"),
@@ -49,11 +48,9 @@ def test_without_tf_config_all_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
         (f'{{{CLUSTER}, "task": {{"type": "worker", "index": true}}}}', "must be as .*True"),
         (f'{{{CLUSTER}, "task": {{"type": 3}}}}', "must be as .*3"),
         (f'{{{CLUSTER}, "task": {{"type": "worker", "index": "{"9" * 5000}"}}}}', "must be as"),
-    ],
-)
-def test_a_tf_config_that_is_none_is_shown(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
-        resolver(monkeypatch, text)
+    ]:
+        with pytest.raises(InvalidArgumentError, match=said):
+            resolver(monkeypatch, text)
 
 
 def test_a_resolver_of_plain_values() -> None:
@@ -65,36 +62,26 @@ def test_a_resolver_of_plain_values() -> None:
         rd.SimpleClusterResolver({"worker": ["a:1"]})  # type: ignore[arg-type]  # the point of this test
 
 
-def test_is_what_it_was_given() -> None:
-    given = {"chief": ["a:1"], "worker": ("b:1", "c:1")}
-    spec = rd.ClusterSpec(given)
+def test_a_specification_is_what_it_was_given() -> None:
+    spec = rd.ClusterSpec({"chief": ["a:1"], "worker": ("b:1", "c:1")})
     assert spec.as_dict() == {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
     assert (spec.jobs, spec.num_tasks("worker"), spec.task_address("worker", 1)) == (["chief", "worker"], 2, "c:1")
-    assert spec == rd.ClusterSpec(spec)
+    assert spec == rd.ClusterSpec(spec) != rd.ClusterSpec({})
     assert hash(spec) == hash(rd.ClusterSpec(spec))
-    assert spec != rd.ClusterSpec({})
-    assert bool(spec)
-    assert not rd.ClusterSpec({})
-
-
-@pytest.mark.parametrize("given", [None, ["a:1"], {"worker": "a:1"}, {"worker": [1]}, {1: ["a:1"]}, {"worker": None}])
-def test_anything_else_is_an_error(given: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="is a dict of lists of addresses"):
-        rd.ClusterSpec(given)
-
-
-def test_tasks_that_are_not_there_are_errors() -> None:
-    spec = rd.ClusterSpec({"worker": ["a:1"]})
-    with pytest.raises(InvalidArgumentError, match=r"one of \['worker'\], got 'chief'"):
-        spec.job_tasks("chief")
-    for index in (-1, 1):
-        with pytest.raises(InvalidArgumentError, match=rf"one of 0 \.\. 0, got {index}"):
+    assert (bool(spec), bool(rd.ClusterSpec({}))) == (True, False)
+    given: list[Any] = [None, ["a:1"], {"worker": "a:1"}, {"worker": [1]}, {1: ["a:1"]}, {"worker": None}]
+    for bad in given:
+        with pytest.raises(InvalidArgumentError, match="is a dict of lists of addresses"):
+            rd.ClusterSpec(bad)
+    with pytest.raises(InvalidArgumentError, match=r"one of \['chief', 'worker'\], got 'ps'"):
+        spec.job_tasks("ps")
+    for index in (-1, 2):
+        with pytest.raises(InvalidArgumentError, match=rf"one of 0 \.\. 1, got {index}"):
             spec.task_address("worker", index)
 
 
-@pytest.mark.parametrize(
-    ("name", "device"),
-    [
+def test_names_and_counts_of_devices() -> None:
+    for name, device in [
         ("cpu", Device("CPU", 0)),
         ("CPU:1", Device("CPU", 1)),
         ("GPU:0", Device("GPU", 0)),
@@ -102,34 +89,24 @@ def test_tasks_that_are_not_there_are_errors() -> None:
         ("/device:GPU:2", Device("GPU", 2)),
         (torch.device("cuda", 3), Device("GPU", 3)),
         (torch.device("cpu"), Device("CPU", 0)),
-    ],
-)
-def test_names(name: object, device: Device) -> None:
-    assert parse_device(name) == device
-    assert torch.device(device.torch_name).type == {"CPU": "cpu", "GPU": "cuda"}[device.kind]
-
-
-def test_a_count_takes_gpus_where_there_are_some() -> None:
+    ]:
+        assert parse_device(name) == device
+        assert torch.device(device.torch_name).type == {"CPU": "cpu", "GPU": "cuda"}[device.kind]
     assert parse_devices(2, gpus_on_node=4) == (Device("GPU", 0), Device("GPU", 1))
     assert parse_devices(2, gpus_on_node=0) == (Device("CPU", 0), Device("CPU", 1))
 
 
-@pytest.mark.parametrize("bad", ["tpu:0", "cpu:x", "", None, 1.5])
-def test_unknown_name(bad: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=r'must be named like "cpu".*got '):
-        parse_device(bad)
-
-
-@pytest.mark.parametrize(
-    ("devices", "message"),
-    [
+def test_bad_devices() -> None:
+    for name in ("tpu:0", "cpu:x", "", None, 1.5):
+        with pytest.raises(InvalidArgumentError, match=r'must be named like "cpu".*got '):
+            parse_device(name)
+    lists: list[tuple[Any, str]] = [
         (0, r"must be >= 1, got 0"),
         ([], "at least one device"),
         (["cpu", "CPU:0"], r'must differ, got CPU:0, CPU:0\. Several CPU replicas are "CPU:0", "CPU:1"'),
         (["cpu", "cuda:0"], r"one kind, got CPU:0, GPU:0"),
         (["cpu", "npu:0"], r"got 'npu:0'"),
-    ],
-)
-def test_bad_lists(devices: object, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        parse_devices(devices, gpus_on_node=0)
+    ]
+    for devices, message in lists:
+        with pytest.raises(InvalidArgumentError, match=message):
+            parse_devices(devices, gpus_on_node=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,35 +13,44 @@ import torch.distributed
 from torch import manual_seed, seed
 
 import raydist as rd
+from raydist.context import current as module
+from raydist.context.current import (
+    StepCounter,
+    current,
+    has_strategy,
+    in_cross_replica_context,
+    open_strategies,
+    training_strategy,
+)
 from raydist.context.run_call import require_call
 from raydist.context.seed_calls import num_seed_calls
+from raydist.context.strategy import Strategy
+from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import PerReplica
+from raydist.strategies.one_device import OneDeviceStrategy
+from raydist.strategies.one_node import MirroredStrategy
+from raydist.strategies.parameter_server import ParameterServerStrategy
 
 
-def test_a_misspelled_method_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'distribute_datset'"):
-        _ = rd.OneDeviceStrategy().distribute_datset
-
-
-def test_leaving_with_closes() -> None:
-    with rd.OneDeviceStrategy() as strategy:
-        pass
+def test_a_misspelled_method_is_an_attribute_error_and_leaving_with_closes() -> None:
+    with rd.OneDeviceStrategy() as strategy, pytest.raises(AttributeError, match="no attribute 'distribute_datset'"):
+        _ = strategy.distribute_datset
     with pytest.raises(rd.FailedPreconditionError, match="can't enter the scope"), strategy.scope():
         pass
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_what_is_no_call_of_a_step() -> None:
+    dataset = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(1))
+    calls: list[tuple[Any, str]] = [
         ((None, ()), "needs a function, got None"),
         ((len, "abc"), "args must be a tuple .*, got str"),
         ((len, (), ["key"]), r"kwargs must be a dict .*, got \['key'\]"),
         ((len, (), None, {"param_sync_every": True}), r"options must be rd.RunOptions\(...\), got {"),
-    ],
-)
-def test_what_is_no_call_of_a_step(call: Sequence[Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        require_call(*call)
+        ((len, (dataset,)), r"got a DistributedDataset. Give args=\(iter\(dataset\),\)"),
+    ]
+    for call, message in calls:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            require_call(*call)
 
 
 def test_a_collective_of_torch_without_a_group_is_told_of_ours() -> None:
@@ -57,15 +68,13 @@ def test_every_way_to_seed_counts() -> None:
     assert num_seed_calls() - before == 3
 
 
-def test_rows_of_arrays_become_a_dataset() -> None:
+def test_only_a_dataset_can_be_distributed_and_rows_of_arrays_become_one() -> None:
     dataset = rd.OneDeviceStrategy().make_numpy_dataset({"x": [1, 2]})
     assert [element["x"].item() for element in dataset] == [1, 2]
-
-
-@pytest.mark.parametrize("wrong", [[1, 2], None, range(3)])
-def test_only_a_dataset_can_be_distributed(wrong: Any) -> None:
-    with pytest.raises(rd.SpecError, match="Dataset"):
-        rd.OneDeviceStrategy().distribute_dataset(wrong)
+    wrong: tuple[Any, ...] = ([1, 2], None, range(3))
+    for given in wrong:
+        with pytest.raises(rd.SpecError, match="Dataset"):
+            rd.OneDeviceStrategy().distribute_dataset(given)
 
 
 def test_collectives_of_the_only_replica_are_the_identity() -> None:
@@ -103,21 +112,99 @@ def test_update_writes_without_gradients() -> None:
 
 
 @pytest.mark.ray
-def test_mirrored_variables_are_updated_on_every_replica(ray_cluster: object) -> None:
-    with rd.MirroredStrategy(2) as strategy:
-        with strategy.scope():
-            layer = torch.nn.Linear(1, 1, bias=False)
-        assert len(strategy.extended.parameter_devices) == 2
-        ids = strategy.extended.call_for_each_replica(lambda: rd.get_replica_context().replica_id_in_sync_group + 1.0)
-        total = strategy.extended.reduce_to("SUM", ids, destinations=layer.weight)
-        strategy.extended.update(layer.weight, lambda weight, value: weight.fill_(value), args=(total,))
-        assert strategy.local_results(strategy.run(lambda: layer.weight.item())) == (3.0, 3.0)
-        assert str(ids) == "PerReplica(0: 1.0, 1: 2.0)"
-        batches = list(strategy.distribute_dataset(rd.Dataset.range(3).batch(3)))
-        assert [repr(batch) for batch in batches] == ["PerReplica(0: tensor([0, 1]), 1: tensor([2]))"]
+def test_mirrored_variables_are_updated_on_every_replica(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        layer = torch.nn.Linear(1, 1, bias=False)
+    assert len(two.extended.parameter_devices) == 2
+    ids = two.extended.call_for_each_replica(lambda: rd.get_replica_context().replica_id_in_sync_group + 1.0)
+    total = two.extended.reduce_to("SUM", ids, destinations=layer.weight)
+    two.extended.update(layer.weight, lambda weight, value: weight.fill_(value), args=(total,))
+    assert two.local_results(two.run(lambda: layer.weight.item())) == (3.0, 3.0)
+    assert str(ids) == "PerReplica(0: 1.0, 1: 2.0)"
+    batches = list(two.distribute_dataset(rd.Dataset.range(3).batch(3)))
+    assert [repr(batch) for batch in batches] == ["PerReplica(0: tensor([0, 1]), 1: tensor([2]))"]
 
 
-def test_a_whole_dataset_is_no_batch() -> None:
-    dataset = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(1))
-    with pytest.raises(rd.InvalidArgumentError, match=r"got a DistributedDataset. Give args=\(iter\(dataset\),\)"):
-        require_call(len, (dataset,))
+def test_the_scope_is_the_cross_replica_context() -> None:
+    strategy = OneDeviceStrategy()
+    with strategy.scope(), strategy.scope():
+        assert in_cross_replica_context()
+        assert current() is strategy
+    assert not has_strategy()
+    assert not in_cross_replica_context()
+    assert current() is None
+
+
+def test_scopes_and_runs_of_strategies_do_not_nest() -> None:
+    strategy = OneDeviceStrategy()
+    with OneDeviceStrategy().scope(), pytest.raises(FailedPreconditionError, match="must be left before another"):
+        strategy.scope().__enter__()
+    with pytest.raises(FailedPreconditionError, match="entered by the driver.*inside of strategy.run"):
+        strategy.run(lambda: strategy.scope().__enter__())
+    makes: tuple[Callable[[], Strategy], ...] = (lambda: MirroredStrategy(2), lambda: ParameterServerStrategy(2, 1))
+    for make in makes:
+        with pytest.raises(FailedPreconditionError, match="not inside of another run"):
+            strategy.run(lambda make=make: make().run(lambda: None))
+
+
+@dataclass
+class Made:
+    """A strategy."""
+
+    _closed: bool = False
+    _is_default: bool = False
+    made: tuple[object, ...] = ()
+
+    def _has_made(self, obj: Any) -> bool:
+        return obj in self.made
+
+    def _find_counter(self) -> StepCounter | None:
+        return None
+
+    def _make_counter(self) -> StepCounter:
+        return StepCounter()
+
+    def _find_restorer(self) -> None:
+        return None
+
+
+class Living(list[Any]):
+    """Those of a process."""
+
+    add = list.append
+
+
+def living(monkeypatch: pytest.MonkeyPatch, *strategies: Made) -> None:
+    found = Living(strategies)
+    monkeypatch.setattr(module, "_living", lambda: found)
+
+
+def test_the_only_one_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Made()
+    living(monkeypatch, Made(_closed=True), one, Made(_is_default=True))
+    assert training_strategy() is one
+    assert open_strategies() == [one]
+    living(monkeypatch, Made(), Made())
+    assert training_strategy() is None
+    living(monkeypatch)
+    assert training_strategy() is None
+
+
+def test_the_one_that_made_the_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, closed, other = Made(made=(1, 2)), Made(_closed=True, made=(3,)), Made()
+    living(monkeypatch, one, closed, other)
+    assert training_strategy([7, 2]) is one
+    assert training_strategy([3]) is closed
+    assert training_strategy([1, 3]) is None
+    assert training_strategy([7]) is None
+    with (scope := rd.OneDeviceStrategy("cpu")).scope():
+        assert training_strategy([1]) is scope
+
+
+def test_strategies_are_known_as_long_as_they_live() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    assert strategy in module._living()
+    number = len(module._living())
+    del strategy
+    gc.collect()
+    assert len(module._living()) < number

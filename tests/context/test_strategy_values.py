@@ -19,28 +19,21 @@ from tests.returned_classes import ModelOutput
 UNEVEN = PerReplica([torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0])])
 
 
-def test_axis_none_adds_element_by_element() -> None:
+def test_axis_none_adds_element_by_element_and_several_axes_take_all() -> None:
     value = PerReplica([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])
     assert reduce(ReduceOp.SUM, value, None, 2).tolist() == [4.0, 6.0]
     assert reduce(ReduceOp.MEAN, value, None, 2).tolist() == [2.0, 3.0]
+    ones = PerReplica([torch.ones(2, 3), torch.ones(1, 3)])
+    assert reduce("SUM", {"a": ones}, (0, 1), 2)["a"].item() == 9.0
+    assert reduce("MEAN", ones, [0], 2).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_mean_of_integers_is_a_float() -> None:
+def test_a_mean_of_integers_is_a_float_and_booleans_are_counted() -> None:
     assert reduce("mean", PerReplica([1, 2]), None, 2).item() == 1.5
     assert reduce("MEAN", PerReplica([torch.tensor([1, 2]), torch.tensor([4])]), 0, 2).item() == pytest.approx(7 / 3)
-
-
-def test_booleans_are_counted() -> None:
     hits = PerReplica([torch.tensor([True, False]), torch.tensor([True])])
     assert reduce("SUM", hits, 0, 2).item() == 2
     assert reduce("MEAN", hits, 0, 2).item() == pytest.approx(2 / 3)
-
-
-def test_several_axes_and_nests() -> None:
-    value = {"a": PerReplica([torch.ones(2, 3), torch.ones(1, 3)]), "b": PerReplica([1.0, 2.0])}
-    assert reduce("SUM", value["a"], (0, 1), 2).item() == 9.0
-    assert reduce("MEAN", value["a"], [0], 2).tolist() == [1.0, 1.0, 1.0]
-    assert reduce("SUM", {"b": value["b"]}, None, 2)["b"].item() == 3.0
 
 
 class Weighted(PerReplica):
@@ -69,12 +62,12 @@ def test_what_has_no_rows_weighs_nothing_and_may_be_nan() -> None:
     assert math.isnan(reduce("MEAN", Weighted([3.0, math.nan], (2, 1)), None, 2).item())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
-def test_a_weighted_mean_keeps_its_type_and_does_not_overflow(dtype: torch.dtype) -> None:
-    means = Weighted([torch.tensor(1024.0, dtype=dtype), torch.tensor(3072.0, dtype=dtype)], (30_000, 10_000))
-    mean = reduce("MEAN", means, None, 2)
-    assert mean.dtype is dtype
-    assert mean.real.item() == 1536.0
+def test_a_weighted_mean_keeps_its_type_and_does_not_overflow() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        means = Weighted([torch.tensor(1024.0, dtype=dtype), torch.tensor(3072.0, dtype=dtype)], (30_000, 10_000))
+        mean = reduce("MEAN", means, None, 2)
+        assert mean.dtype is dtype
+        assert mean.real.item() == 1536.0
 
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=4), min_size=1, max_size=4))
@@ -93,9 +86,8 @@ def test_reduce_over_rows_equals_numpy_on_all_rows(parts: list[list[int]]) -> No
     assert gather(value, 0).tolist() == rows.tolist()
 
 
-@pytest.mark.parametrize(
-    ("op", "value", "axis", "message"),
-    [
+def test_bad_reduce() -> None:
+    cases: list[tuple[str, Any, Any, str]] = [
         ("MAX", UNEVEN, 0, r"takes SUM or MEAN, got MAX\. Gather and reduce locally"),
         ("median", UNEVEN, 0, "must be one of .* got 'median'"),
         ("SUM", UNEVEN, None, r"one shape, got \[\(4,\), \(2,\)\]"),
@@ -108,11 +100,10 @@ def test_reduce_over_rows_equals_numpy_on_all_rows(parts: list[list[int]]) -> No
         ("SUM", 3.0, None, "needs a PerReplica"),
         ("SUM", PerReplica([]), None, "no replica had rows"),
         ("SUM", PerReplica([torch.ones(1, 2), torch.ones(1, 3)]), 0, "must agree over replicas"),
-    ],
-)
-def test_bad_reduce(op: str, value: Any, axis: Any, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        reduce(op, value, axis, 2)
+    ]
+    for op, value, axis, message in cases:
+        with pytest.raises(InvalidArgumentError, match=message):
+            reduce(op, value, axis, 2)
 
 
 def test_what_is_no_number_cannot_be_reduced() -> None:
@@ -122,10 +113,6 @@ def test_what_is_no_number_cannot_be_reduced() -> None:
         gather("a", 0)
     with pytest.raises(SpecError, match=r"got NoneType: None as value 2 of 2\. Return one"):
         gather(PerReplica([torch.ones(1), None]), 0)
-
-
-def test_none_of_every_replica_stays_none() -> None:
-    assert gather({"cache": PerReplica([None, None]), "more": None}, 0) == {"cache": None, "more": None}
 
 
 def test_a_leaf_that_cannot_be_reduced_is_named() -> None:
@@ -146,12 +133,11 @@ def test_gather_keeps_rank_order_and_checks_shapes() -> None:
         gather(PerReplica([torch.tensor(1.0), torch.tensor(2.0)]), 0)
     with pytest.raises(InvalidArgumentError, match="must agree"):
         gather(columns, 0)
-
-
-@pytest.mark.parametrize("axis", [None, "rows", 0.0, False])
-def test_an_axis_to_gather_along_is_an_int(axis: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="A dimension must be given as an int"):
-        gather(UNEVEN, axis)
+    bad_axes: tuple[Any, ...] = (None, "rows", 0.0, False)
+    for axis in bad_axes:
+        with pytest.raises(InvalidArgumentError, match="A dimension must be given as an int"):
+            gather(UNEVEN, axis)
+    assert gather({"cache": PerReplica([None, None]), "more": None}, 0) == {"cache": None, "more": None}
 
 
 def test_values_of_replicas_become_one_nest() -> None:

@@ -5,16 +5,20 @@ import inspect
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 import raydist as rd
-from raydist.core.errors import InvalidArgumentError, NotFoundError
+from raydist.core.errors import InvalidArgumentError, NotFoundError, SpecError
 from raydist.dataset import Dataset
-from raydist.dataset.base import graphs, named
+from raydist.dataset.base import graphs
+from raydist.pipelines.elements.spec import TensorSpec
+from tests.pipelines.formats.record_files import example, framed
 
 
 def test_every_iter_is_an_epoch_counted_from_zero_and_not_pickled() -> None:
@@ -23,14 +27,6 @@ def test_every_iter_is_an_epoch_counted_from_zero_and_not_pickled() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
     copied = pickle.loads(pickle.dumps(dataset))
     assert [[int(x) for x in copied] for _ in range(3)] == epochs
-
-
-def test_graphs_are_those_of_datasets_alone() -> None:
-    assert len(graphs([Dataset.range(1), Dataset.range(2)], "zip")) == 2
-    with pytest.raises(TypeError, match="choose takes datasets, got 3"):
-        graphs([Dataset.range(1), 3], "choose")  # type: ignore[list-item]  # the point of this test
-    with pytest.raises(InvalidArgumentError, match="choose needs at least one dataset"):
-        graphs([], "choose")
 
 
 TAKES_NO_NAME = {
@@ -56,90 +52,78 @@ def _takes_name(method: Any) -> bool:
     return "name" in inspect.signature(method).parameters
 
 
-def test_a_name_is_shown_and_changes_nothing_else() -> None:
+def test_a_name_is_shown_and_changes_nothing_else(tmp_path: Path) -> None:
     plain = Dataset.range(20).shuffle(5, seed=1).map(lambda x: x + 1).batch(3)
-    called = (
-        Dataset.range(20, name="numbers")
-        .shuffle(5, seed=1, name="mixed")
-        .map(lambda x: x + 1, name="next")
-        .batch(3, name="threes")
-    )
+    called = Dataset.range(20, name="numbers").shuffle(5, seed=1, name="mixed").map(lambda x: x + 1, name="next")
+    called = called.batch(3, name="threes")
     iterator = iter(plain)
-    first = next(iterator)
+    assert next(iterator).shape == (3,)
     resumed = iter(called)
     resumed.load_state_dict(iterator.state_dict())
     assert [x.tolist() for x in resumed] == [x.tolist() for x in iterator]
-    assert first.shape == (3,)
     text = called.explain()
     assert 'shuffle-1: shuffle(5, seed=1) "mixed"' in text
     assert '"threes"' in text.partition("as optimised")[2]
     assert any('"next"' in stage.label for stage in resumed.stats().stages)
-    assert called._op.given_name == "threes"
-    assert pickle.loads(pickle.dumps(called))._op.given_name == "threes"
-
-
-def test_a_snapshot_is_the_same_under_another_name(tmp_path: Any) -> None:
-    for name in (None, "a", "b"):
-        ds = Dataset.range(3, name=name).map(lambda x: x + 1, name=name).snapshot(str(tmp_path), name=name)
-        assert [int(x) for x in ds] == [1, 2, 3]
+    assert pickle.loads(pickle.dumps(called))._op.given_name == called._op.given_name == "threes"
+    for name in (None, "a"):
+        snapshot = Dataset.range(3, name=name).map(lambda x: x + 1, name=name).snapshot(str(tmp_path), name=name)
+        assert [int(x) for x in snapshot] == [1, 2, 3]
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_name_is_text() -> None:
-    with pytest.raises(TypeError, match="name must be a str or None, got 3"):
-        Dataset.range(3).batch(2, name=3)  # type: ignore[arg-type]  # the point of this test
-    op = Dataset.range(3)._op
-    assert named(op, None) is op
-
-
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("make_one_shot_iterator", r"iter\(dataset\)"),
-        ("output_types", "element_spec"),
-    ],
-)
-def test_what_only_tf_data_has_names_the_way_here(name: str, instead: str) -> None:
-    with pytest.raises(AttributeError, match=f"'Dataset' object has no attribute '{name}'.*{instead}"):
-        getattr(Dataset.range(3), name)
+def test_what_only_tf_data_has_names_the_way_here() -> None:
+    for name, instead in (("make_one_shot_iterator", r"iter\(dataset\)"), ("output_types", "element_spec")):
+        with pytest.raises(AttributeError, match=f"'Dataset' object has no attribute '{name}'.*{instead}"):
+            getattr(Dataset.range(3), name)
     with pytest.raises(AttributeError, match=r"no attribute 'no_such_thing'\.$"):
         _ = Dataset.range(3).no_such_thing  # type: ignore[attr-defined]  # the point of this test
     assert [int(x) for x in copy.copy(Dataset.range(2))] == [0, 1]
 
 
-@pytest.mark.parametrize("method", ["batch", "padded_batch", "rebatch", "window"])
-@pytest.mark.parametrize("size", [1.5, "3", True])
-def test_sizes_are_whole_numbers(method: str, size: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"(batch_size|size) must be a whole number, got "):
-        getattr(Dataset.range(4), method)(size)
+def test_bad_arguments() -> None:
+    numbers: Any = Dataset.range(4)
+    wrong = InvalidArgumentError
+    for method in ("batch", "padded_batch", "rebatch", "window"):
+        for size in (1.5, "3", True):
+            with pytest.raises(wrong, match=r"(batch_size|size) must be a whole number, got "):
+                getattr(numbers, method)(size)
+    for method in ("shuffle", "repeat", "take", "skip", "enumerate", "assert_cardinality"):
+        with pytest.raises(wrong, match="must be a whole number, got 2.5"):
+            getattr(numbers, method)(2.5)
+    not_a_choice = "deterministic must be a bool or None, got 'no'"
+    calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: numbers.map(Dataset.from_tensors, deterministic="no"), TypeError, not_a_choice),
+        (lambda: numbers.interleave(Dataset.from_tensors, deterministic="no"), TypeError, not_a_choice),
+        (lambda: numbers.batch(2, deterministic="no"), TypeError, not_a_choice),
+        (lambda: numbers.batch(2, num_parallel_calls=0), wrong, "must be >= 1, AUTOTUNE or None, got 0"),
+        (lambda: numbers.batch(2, name=3), TypeError, "name must be a str or None, got 3"),
+        (lambda: numbers.apply(lambda ds: 3), TypeError, "must return a Dataset, got 3"),
+        (lambda: numbers.reduce(0, lambda total, x: 0.5, name="total"), TypeError, "The state of total"),
+        (lambda: graphs([numbers, cast(Any, 3)], "choose"), TypeError, "choose takes datasets, got 3"),
+        (lambda: graphs([], "choose"), wrong, "choose needs at least one dataset"),
+        (lambda: rd.TFRecordDataset(["x"], cast(Any, "BZIP")), wrong, "must be None, 'GZIP' or 'ZLIB', got 'BZIP'"),
+        (lambda: rd.TFRecordDataset(["x"], None, 0), wrong, "num_parallel_reads must be >= 1, AUTOTUNE or None, got 0"),
+        (lambda: rd.TFRecordDataset([]), wrong, "must name at least one file"),
+        (lambda: rd.TFRecordDataset(cast(Any, 3)), SpecError, "must be a str, bytes or os.PathLike, got 3"),
+        (lambda: rd.TFRecordDataset(cast(Any, [3])), TypeError, "A file name must be"),
+    ]
+    for call, kind, message in calls:
+        with pytest.raises(kind, match=message):
+            call()
 
 
 def test_batch_takes_what_tf_datas_takes() -> None:
     ds = Dataset.range(5).batch(2, drop_remainder=True, num_parallel_calls=4, deterministic=False, name="pairs")
     assert [x.tolist() for x in ds] == [[0, 1], [2, 3]]
     assert len(list(Dataset.range(5).batch(2, num_parallel_calls=-1))) == 3
-    with pytest.raises(InvalidArgumentError, match="num_parallel_calls must be >= 1, AUTOTUNE or None, got 0"):
-        Dataset.range(5).batch(2, num_parallel_calls=0)
-    with pytest.raises(TypeError, match="deterministic must be a bool or None, got 'no'"):
-        Dataset.range(5).batch(2, deterministic="no")  # type: ignore[arg-type]  # the point of this test
+    assert len(Dataset.range(4).apply(lambda ds: ds.take(2))) == 2
 
 
 def test_methods_are_documented_with_an_example() -> None:
     named = [(name, member) for name, member in inspect.getmembers(Dataset, inspect.isroutine) if name[0] != "_"]
     assert len(named) > 50
     assert [name for name, method in named if not method.__doc__ or ">>>" not in method.__doc__] == []
-
-
-def test_apply_must_return_a_dataset() -> None:
-    assert len(Dataset.range(4).apply(lambda ds: ds.take(2))) == 2
-    with pytest.raises(TypeError, match="must return a Dataset, got 3"):
-        Dataset.range(4).apply(lambda ds: 3)  # type: ignore[arg-type, return-value]  # the point of this test
-
-
-@pytest.mark.parametrize("method", ["map", "interleave"])
-def test_deterministic_is_a_choice(method: str) -> None:
-    with pytest.raises(TypeError, match="deterministic must be a bool or None, got 'no'"):
-        getattr(Dataset.range(4), method)(Dataset.from_tensors, deterministic="no")
 
 
 def test_the_single_element() -> None:
@@ -153,27 +137,10 @@ def test_the_single_element() -> None:
         Dataset.range(1).map(lambda x: 1 // int(x)).get_single_element()
 
 
-def test_errors_of_reduce_say_its_name() -> None:
-    with pytest.raises(TypeError, match="The state of total"):
-        Dataset.range(2).reduce(0, lambda total, x: 0.5, name="total")
-
-
-def test_exporting_loads_ray_only_when_it_is_asked_for() -> None:
-    code = "import sys; from raydist.dataset.storing import Exporting; print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize("source", ["list_files", "from_numpy", "from_parquet", "from_csv", "from_json", "load"])
-def test_a_missing_file_is_an_error_at_once(source: str, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="nowhere"):
-        getattr(Dataset, source)(str(tmp_path / "nowhere.npy"))
-
-
-@pytest.mark.parametrize("method", ["shuffle", "repeat", "take", "skip", "enumerate", "assert_cardinality"])
-def test_counts_are_whole_numbers(method: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="must be a whole number, got 2.5"):
-        getattr(Dataset.range(4), method)(2.5)
+def test_a_missing_file_is_an_error_at_once(tmp_path: Path) -> None:
+    for source in ("list_files", "from_numpy", "from_parquet", "from_csv", "from_json", "load"):
+        with pytest.raises(NotFoundError, match="nowhere"):
+            getattr(Dataset, source)(str(tmp_path / "nowhere.npy"))
 
 
 def test_global_shuffle_of_a_map_style_torch_dataset() -> None:
@@ -197,21 +164,16 @@ def test_global_shuffle_of_a_map_style_torch_dataset() -> None:
     assert sorted((int(x), text) for x, text in [*whole, *resumed]) == expected
 
 
-def test_stats_are_of_the_iteration_begun_last() -> None:
-    dataset = Dataset.range(10).batch(2)
+def test_stats_are_of_the_iteration_begun_last_and_explain_shows_what_ran() -> None:
+    dataset = Dataset.range(10).map(lambda x: x, num_parallel_calls=2).batch(2)
     assert dataset.stats().stages == ()
+    before = dataset.explain()
     first = iter(dataset)
     next(first)
     assert 1 <= dataset.stats().elements < 5
     list(dataset)
     assert dataset.stats().elements == 5
     assert first.stats().elements < 5
-
-
-def test_explain_shows_what_ran() -> None:
-    dataset = Dataset.range(10).map(lambda x: x, num_parallel_calls=2).batch(2)
-    before = dataset.explain()
-    list(dataset)
     assert dataset.explain().startswith(before)
     lines = dataset.explain().removeprefix(before).strip().splitlines()
     assert lines[0] == "running:"
@@ -244,3 +206,80 @@ def test_building_and_reading_numpy_needs_neither_torch_nor_ray() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split("\n")[:2] == ["[4, 6]", "[]"]
+
+
+def test_what_the_writer_wrote_is_read(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.tfrecord" for i in range(2)]
+    for path in paths:
+        with rd.TFRecordWriter(path, "GZIP") as writer:
+            writer.write(path.name.encode())
+    names = rd.Dataset.from_tensor_slices([str(p) for p in paths])
+    for dataset in (rd.TFRecordDataset(paths, "GZIP"), rd.TFRecordDataset(names, "GZIP", 2)):
+        assert list(dataset) == [b"0.tfrecord", b"1.tfrecord"]
+
+
+def test_parses_in_batches(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(framed(*(example(x=[i], y=[float(i)]) for i in range(5))))
+    features = {"x": rd.FixedLenFeature((), "int64"), "y": rd.FixedLenFeature((1,), "float32")}
+    dataset = rd.TFRecordDataset(path).batch(2).map(lambda batch: rd.parse_example(batch, features))
+    assert [batch["x"].tolist() for batch in dataset] == [[0, 1], [2, 3], [4]]
+    assert [tuple(batch["y"].shape) for batch in dataset] == [(2, 1), (2, 1), (1, 1)]
+    one_by_one = rd.TFRecordDataset(path).map(lambda record: rd.parse_example(record, features))
+    assert [int(element["x"]) for element in one_by_one] == [0, 1, 2, 3, 4]
+
+
+def test_limits_are_settings(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": "' + "x" * 600_000 + '"}\n')
+    readers: list[Any] = [
+        lambda **options: rd.TextLineDataset(path, **options),
+        lambda **options: rd.Dataset.from_json(path, **options),
+        lambda **options: rd.Dataset.from_csv(path, column_names=["a"], **options),
+    ]
+    for read in readers[:2]:
+        assert len(list(read())) == 1
+    for read in readers:
+        with pytest.raises(rd.DataLossError, match="at most 1000 bytes.*Raise max_line_bytes"):
+            list(read(max_line_bytes=1000))
+        with pytest.raises(rd.InvalidArgumentError, match="max_line_bytes must be >= 1"):
+            read(max_line_bytes=0)
+
+
+def test_a_generator_described_by_types_and_shapes() -> None:
+    cases: list[tuple[Any, Any, TensorSpec]] = [
+        ("int64", (), TensorSpec((), "int64")),
+        (torch.int64, None, TensorSpec(None, "int64")),
+        (np.int64, torch.Size([]), TensorSpec((), "int64")),
+    ]
+    for types, shapes, spec in cases:
+        ds = Dataset.from_generator(range, args=[3], output_types=types, output_shapes=shapes)
+        assert ds.element_spec == spec
+        assert [x.tolist() for x in ds.batch(2)] == [[0, 1], [2]]
+
+    def pairs() -> Any:
+        yield {"x": [1.0, 2.0], "y": (1, "a")}
+        yield {"x": [3.0], "y": (2, "b")}
+
+    nest = {"x": "float32", "y": ("int32", str)}
+    ds = Dataset.from_generator(pairs, output_types=nest, output_shapes={"x": (None,), "y": ((), ())})
+    assert ds.element_spec == {"x": TensorSpec((None,)), "y": (TensorSpec((), "int32"), TensorSpec((), "U"))}
+    assert [len(element["x"]) for element in ds] == [2, 1]
+    unknown = Dataset.from_generator(pairs, output_types=nest)
+    assert unknown.element_spec["x"] == TensorSpec(None)
+    assert [x.shape for x in unknown.map(lambda e: e["x"]).padded_batch(2)] == [(2, 2)]
+
+
+def test_types_and_shapes_that_do_not_fit() -> None:
+    spec, wrong, pair = TensorSpec((), "int64"), InvalidArgumentError, ("int64", "int64")
+    cases: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
+        (wrong, "output_signature, or output_types with output_shapes, got both", (spec,), {"output_types": "int64"}),
+        (wrong, r"a nest like the element, \('\*', '\*'\)", (), {"output_types": pair, "output_shapes": ((),)}),
+        (wrong, "output_types must be a nest of dtypes.* got 'words'", (), {"output_types": "words"}),
+        (wrong, "got 'int64' and 3", (), {"output_types": "int64", "output_shapes": 3}),
+        (SpecError, r"of rd.TensorSpec, got a leaf torch.int64. Dtypes alone: output_types=", (torch.int64,), {}),
+        (SpecError, "needs output_signature", (), {"output_shapes": ()}),
+    ]
+    for kind, message, args, given in cases:
+        with pytest.raises(kind, match=message):
+            Dataset.from_generator(range, *args, **given)

@@ -73,24 +73,27 @@ def test_a_first_file_without_rows(tmp_path: Path) -> None:
         rd.Dataset.from_json(paths[2])
 
 
+class Lion(torch.optim.Optimizer):
+    """Its moments have another type than their parameters."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it returns no loss
+        for parameter in self.param_groups[0]["params"]:
+            other = torch.bfloat16 if parameter.dtype == torch.float32 else torch.float32
+            state = self.state[parameter]
+            moment = state.setdefault("moment", torch.zeros_like(parameter, dtype=other))
+            moment.mul_(0.9).add_(parameter.grad.to(other))
+            state.setdefault("codes", torch.zeros(3, dtype=torch.uint8)).add_(1)
+            parameter.data.add_(moment.to(parameter.dtype), alpha=-0.1)
+
+
 def test_an_optimizer_goes_on_with_the_types_that_it_had(tmp_path: Path) -> None:
     """Kind: moments of another type than their parameter are cast when a checkpoint is restored.
 
     pytorch/torchtitan 4615, vllm-project/speculators 899.
     """
-
-    class Lion(torch.optim.Optimizer):
-        def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, {"lr": 0.1})
-
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it returns no loss
-            for parameter in self.param_groups[0]["params"]:
-                other = torch.bfloat16 if parameter.dtype == torch.float32 else torch.float32
-                state = self.state[parameter]
-                state.setdefault("moment", torch.zeros_like(parameter, dtype=other))
-                state.setdefault("codes", torch.zeros(3, dtype=torch.uint8)).add_(1)
-                state["moment"].mul_(0.9).add_(parameter.grad.to(other))
-                parameter.data.add_(state["moment"].to(parameter.dtype), alpha=-0.1)
 
     def made() -> tuple[Any, Lion, rd.Checkpoint]:
         torch.manual_seed(0)

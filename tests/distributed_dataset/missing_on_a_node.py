@@ -22,6 +22,7 @@ import raydist as rd
 from tests.several_nodes import LIMITS, cluster
 
 READERS = (("txt", 1), ("parquet", 0), ("txt", 0), ("parquet", 1))  # formats, and input workers that read them
+FILE, DATA = rd.AutoShardPolicy.FILE, rd.AutoShardPolicy.DATA
 ROWS = (6, 6, 3, 0, 1, 9, 2)
 MISSING = (2, 5)  # by FILE, the first is read by the first worker, the other by the second
 
@@ -45,20 +46,6 @@ def numbers(kind: str) -> rd.Dataset:
     return rd.Dataset.from_parquet(paths).map(lambda columns: columns["row"])
 
 
-@contextlib.contextmanager
-def strategy_on_nodes_apart(folders: Sequence[Path]) -> Iterator[rd.MultiWorkerMirroredStrategy]:
-    """A replica on each of two more nodes, which run in these folders."""
-    with contextlib.ExitStack() as stack:
-        for folder in folders:
-            with contextlib.chdir(folder):
-                node = cluster().add_node(num_cpus=1, resources={"apart": 1})
-            stack.callback(cluster().remove_node, node)
-        wanted = {"CPU": 0.01, "apart": 0.1}
-        strategy = rd.MultiWorkerMirroredStrategy(2, 1, timeouts=LIMITS, resources_per_replica=wanted)
-        stack.enter_context(strategy)
-        yield strategy
-
-
 def seen(batches: Iterator[Any]) -> tuple[Counter[int], list[rd.NotFoundError]]:
     """Rows, and errors in the place of rows."""
     rows, errors = Counter[int](), list[rd.NotFoundError]()
@@ -72,10 +59,17 @@ def seen(batches: Iterator[Any]) -> tuple[Counter[int], list[rd.NotFoundError]]:
 
 
 def a_file_that_one_node_lacks_is_named_with_that_node(root: str, num_readers: int) -> None:
+    """By FILE a worker misses what is its own to read; by DATA the first reads all, and the second nothing."""
     folders = [Path(root) / name for name in ("first", "second")]
-    for folder in folders:
-        folder.mkdir()
-    with strategy_on_nodes_apart(folders) as strategy:
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            folder.mkdir()
+            with contextlib.chdir(folder):
+                node = cluster().add_node(num_cpus=1, resources={"apart": 1})
+            stack.callback(cluster().remove_node, node)
+        wanted = {"CPU": 0.01, "apart": 0.1}
+        strategy = rd.MultiWorkerMirroredStrategy(2, 1, timeouts=LIMITS, resources_per_replica=wanted)
+        stack.enter_context(strategy)
         homes = [Path(path) for path in strategy.local_results(strategy.run(os.getcwd))]
         assert sorted(homes) == folders
         for lacking in range(2):
@@ -84,14 +78,9 @@ def a_file_that_one_node_lacks_is_named_with_that_node(root: str, num_readers: i
             for number, kind in itertools.product(MISSING, ("txt", "parquet")):
                 (homes[lacking] / f"{number}.{kind}").unlink()
             with contextlib.chdir(homes[1 - lacking]):
-                check_all(strategy, lacking, num_readers)
-
-
-def check_all(strategy: rd.MultiWorkerMirroredStrategy, lacking: int, num_readers: int) -> None:
-    """By FILE a worker misses what is its own to read; by DATA the first reads all, and the second nothing."""
-    for kind, workers in READERS[:num_readers]:
-        check(strategy, kind, workers, rd.AutoShardPolicy.FILE, lacking, missing=MISSING[lacking : lacking + 1])
-        check(strategy, kind, workers, rd.AutoShardPolicy.DATA, lacking, missing=() if lacking else MISSING)
+                for kind, workers in READERS[:num_readers]:
+                    check(strategy, kind, workers, FILE, lacking, missing=MISSING[lacking : lacking + 1])
+                    check(strategy, kind, workers, DATA, lacking, missing=() if lacking else MISSING)
 
 
 def check(

@@ -98,31 +98,25 @@ def gradients_are_means_over_the_rows_of_all_workers(folder: str) -> None:
     with strategy.scope():
         weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
 
-    def gradient(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def gradient(rows: torch.Tensor) -> tuple[float, int]:
         weight.grad = None
         (weight * rows.double()).mean().backward()
         assert weight.grad is not None
-        return weight.grad.clone(), rd.get_replica_context().global_num_rows
-
-    def epoch(batches: Any) -> list[float]:
-        found = []
-        while (batch := batches.get_next_as_optional()).has_value():
-            found.append(float(gradient(batch.get_value())[0]))
-        return found
+        return round(weight.grad.item(), 9), rd.get_replica_context().global_num_rows
 
     means = []
     for batch in dataset:
         rows = [row for part in batch.values for row in part.tolist()]
-        means.append(sum(rows) / len(rows))
+        means.append(round(sum(rows) / len(rows), 9))
         found, counts = strategy.run(gradient, args=(batch,))
-        assert {round(float(each), 9) for each in strategy.local_results(found)} == {round(means[-1], 9)}
+        assert set(strategy.local_results(found)) == {means[-1]}
         assert set(strategy.local_results(counts)) == {len(rows)}
-    for each in strategy.local_results(strategy.run(epoch, args=(iter(dataset),))):
-        assert [round(mean, 9) for mean in each] == [round(mean, 9) for mean in means]
+    inside = strategy.run(lambda batches: [gradient(rows)[0] for rows in batches], args=(iter(dataset),))
+    assert strategy.local_results(inside) == (means,) * 4
 
 
 def a_state_goes_on_anywhere() -> None:
-    """C7: the epoch begun on 2 nodes x 2 replicas, on 1, 3 and 4 replicas of one node and on one device."""
+    """C7: the epoch begun on 2 nodes x 2 replicas, on 3 replicas of one node and on one device."""
     dataset = rd.Dataset.range(23).shuffle(9, seed=3).batch(4).with_options(rd.Options(seed=5))
     whole = [rows.tolist() for rows in LocalDistributedDataset(dataset)]
 
@@ -132,73 +126,16 @@ def a_state_goes_on_anywhere() -> None:
     iterator = iter(strategy_on_nodes().distribute_dataset(dataset, OPTIONS))
     head = flat(next(iterator) for _ in range(2))
     state = json.loads(json.dumps(iterator.state_dict()))
-    for replicas in (1, 3, 4):
-        host = InputPipelineActors("later", num_replicas=replicas, timeouts=LIMITS)
-        try:
-            side = InputSide(host, replicas, LIMITS, drain=lambda: None)
-            resumed = iter(distribute(dataset, side, OPTIONS))
-            resumed.load_state_dict(state)
-            assert head + flat(resumed) == whole
-        finally:
-            host.close()
+    host = InputPipelineActors("later", num_replicas=3, timeouts=LIMITS)
+    try:
+        resumed = iter(distribute(dataset, InputSide(host, 3, LIMITS, drain=lambda: None), OPTIONS))
+        resumed.load_state_dict(state)
+        assert head + flat(resumed) == whole
+    finally:
+        host.close()
     alone = iter(LocalDistributedDataset(dataset))
     alone.load_state_dict(state)
     assert head + [rows.tolist() for rows in alone] == whole
-
-
-def a_missing_file_is_named_with_its_node(folder: str) -> None:
-    strategy = strategy_on_nodes()
-    paths = [write_files(folder)[0], f"{folder}/not here.txt"]
-    lines = rd.TextLineDataset(paths).batch(2)
-    for policy in (rd.AutoShardPolicy.FILE, rd.AutoShardPolicy.DATA):
-        dataset = strategy.distribute_dataset(lines.with_options(rd.Options(auto_shard_policy=policy)), OPTIONS)
-        errors = []
-        iterator = iter(dataset)
-        while True:
-            try:
-                next(iterator)
-            except StopIteration:
-                break
-            except rd.NotFoundError as error:
-                errors.append(error)
-        (missing,) = errors
-        assert "not here.txt" in str(missing)
-        # One pipeline for all is where the first replica was known to be when it was made, placed or not.
-        one = [strategy._pipelines()._main.node_id or ""]
-        nodes = strategy._launch().hosts if policy is rd.AutoShardPolicy.FILE else one
-        assert f"({nodes[-1][:8]})" in "".join(missing.__notes__), missing.__notes__
-
-
-def a_function_is_called_once_a_worker_or_once_a_replica() -> None:
-    strategy = strategy_on_nodes()
-    seen: list[rd.InputContext] = []
-
-    def make(context: rd.InputContext) -> rd.Dataset:
-        seen.append(context)
-        first = 10 * context.input_pipeline_id
-        return rd.Dataset.range(first, first + 1 + context.input_pipeline_id).batch(1)
-
-    def flat(dataset: Any) -> list[list[list[int]]]:
-        return [[part.tolist() for part in batch.values] for batch in dataset]
-
-    dataset = strategy.distribute_datasets_from_function(make, OPTIONS)
-    assert [(one.num_input_pipelines, one.input_pipeline_id, one.num_replicas_in_sync) for one in seen] == [
-        (2, 0, 4),
-        (2, 1, 4),
-    ]
-    assert flat(dataset) == [[[0], [], [10], [11]]]
-    seen.clear()
-    each = rd.InputOptions(per_replica=True, num_input_workers=0)
-    dataset = strategy.distribute_datasets_from_function(make, each)
-    assert [(one.num_input_pipelines, one.input_pipeline_id) for one in seen] == [(4, number) for number in range(4)]
-    assert flat(dataset) == [
-        [[0], [10], [20], [30]],
-        [[], [11], [21], [31]],
-        [[], [], [22], [32]],
-        [[], [], [], [33]],
-    ]
-    state = iter(dataset).state_dict()
-    assert len(state["inputs"]) == 4
 
 
 def input_workers_are_on_the_nodes_of_the_replicas() -> None:
@@ -214,20 +151,6 @@ def input_workers_are_on_the_nodes_of_the_replicas() -> None:
     batches = list(dataset)
     assert [row for step in pieces(batches) for piece in step for row in piece] == list(range(32))
     assert {name for _, nodes in batches for names in nodes.values for name in names} == set(strategy._launch().hosts)
-
-
-def an_infinite_dataset_is_drawn_in_loops_as_on_one_device() -> None:
-    """Loops in the replicas go on where the one before has stopped."""
-    strategy = strategy_on_nodes()
-    endless = iter(strategy.distribute_dataset(rd.Dataset.range(5).repeat().batch(3), OPTIONS))
-
-    def total(batches: Any) -> int:
-        drawn = [batches.get_next_as_optional().get_value() for _ in range(7)]
-        return int(rd.get_replica_context().all_reduce("SUM", sum(int(rows.sum()) for rows in drawn)))
-
-    numbers = list(range(5)) * 9
-    for expected in (sum(numbers[:21]), sum(numbers[21:42])):
-        assert strategy.local_results(strategy.run(total, args=(endless,))) == (expected,) * 4
 
 
 def large_rows_stay_on_their_node(folder: str) -> None:
@@ -250,11 +173,10 @@ def large_rows_stay_on_their_node(folder: str) -> None:
 def large_rows_are_put_together_where_they_are_stored() -> None:
     """DATA: no value passes through the pipeline of all nodes, and replicas do not map blocks of other rows."""
     strategy = strategy_on_nodes()
-    dataset = rd.Dataset.range(120).map(lambda x: torch.full((20_000,), int(x)).numpy()).shuffle(100, seed=1).batch(8)
+    dataset = rd.Dataset.range(80).map(lambda x: torch.full((20_000,), int(x)).numpy()).shuffle(60, seed=1).batch(8)
     expected = [rows[:, 0].tolist() for rows in LocalDistributedDataset(dataset)]
-    batches = iter(strategy.distribute_dataset(dataset, rd.InputOptions(num_input_workers=4)))
     found = []
-    for batch in batches:
+    for batch in strategy.distribute_dataset(dataset, rd.InputOptions(num_input_workers=4)):
         for rank in range(4):
             piece = batch.part_on(rank).ref
             blocks = {stored.result.ref: stored for c in piece._columns for stored in c.stored.values()}
@@ -280,19 +202,15 @@ IN_A_FOLDER = (
     files_are_read_once_where_their_rows_go,
     data_gives_the_batches_of_one_device,
     gradients_are_means_over_the_rows_of_all_workers,
-    a_missing_file_is_named_with_its_node,
     large_rows_stay_on_their_node,
 )
 ELSEWHERE = (
     a_state_goes_on_anywhere,
-    a_function_is_called_once_a_worker_or_once_a_replica,
     input_workers_are_on_the_nodes_of_the_replicas,
-    an_infinite_dataset_is_drawn_in_loops_as_on_one_device,
     large_rows_are_put_together_where_they_are_stored,
 )
 FROM_A_POOL: tuple[Callable[..., None], ...] = (
     files_are_read_once_where_their_rows_go,
     data_gives_the_batches_of_one_device,
     a_state_goes_on_anywhere,
-    an_infinite_dataset_is_drawn_in_loops_as_on_one_device,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from typing import Any
 
 import numpy as np
@@ -18,57 +18,51 @@ from raydist.core.values import PerReplica
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute, distribute_from_function
 from raydist.options import InputOptions
-from raydist.strategies.synchronous import SynchronousStrategy
 from tests.actors.readers.fakes import fake_side
 
 MATRIX = np.arange(12.0).reshape(3, 4)
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        lambda: Dataset.from_tensor_slices(MATRIX),
-        lambda: Dataset.from_tensor_slices({"x": MATRIX, "y": MATRIX}).shuffle(3).repeat(2).prefetch(1),
-        lambda: Dataset.from_arrow(pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(range(6)), 2)})).take(2),
-        lambda: Dataset.from_tensor_slices(MATRIX).global_shuffle(1).cache(),
-        lambda: Dataset.from_tensor_slices(MATRIX).batch(2).concatenate(Dataset.from_tensor_slices(MATRIX)),
-        lambda: Dataset.zip(Dataset.from_tensor_slices(MATRIX), Dataset.from_tensor_slices(MATRIX).batch(1)),
-        lambda: Dataset.sample_from_datasets([Dataset.from_tensor_slices(MATRIX)] * 2, seed=1),
-        lambda: Dataset.range(4),
-    ],
-)
-def test_a_dataset_that_was_never_batched_is_refused_at_once(rows: Callable[[], Dataset]) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"Call \.batch\(global_batch_size\)"):
-        rd.OneDeviceStrategy("cpu").distribute_dataset(rows())
-    with fake_side(2) as side, pytest.raises(InvalidArgumentError, match=r"Call \.batch\(global_batch_size\)"):
-        distribute(rows(), side, InputOptions())
+def test_a_dataset_that_was_never_batched_is_refused_at_once() -> None:
+    rows = Dataset.from_tensor_slices(MATRIX)
+    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(range(6)), 2)})
+    for dataset in (
+        rows,
+        Dataset.from_tensor_slices({"x": MATRIX, "y": MATRIX}).shuffle(3).repeat(2).prefetch(1),
+        Dataset.from_arrow(table).take(2),
+        rows.global_shuffle(1).cache(),
+        rows.batch(2).concatenate(rows),
+        Dataset.zip(rows, rows.batch(1)),
+        Dataset.sample_from_datasets([rows] * 2, seed=1),
+        Dataset.range(4),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"Call \.batch\(global_batch_size\)"):
+            rd.OneDeviceStrategy("cpu").distribute_dataset(dataset)
+        with fake_side(2) as side, pytest.raises(InvalidArgumentError, match=r"Call \.batch\(global_batch_size\)"):
+            distribute(dataset, side, InputOptions())
 
 
-@pytest.mark.parametrize(
-    "batches",
-    [
-        lambda: Dataset.from_tensor_slices(MATRIX).map(lambda row: row),  # a function may return batches
-        lambda: Dataset.from_tensor_slices(MATRIX).map_batches(lambda rows: rows, 2),
-        lambda: Dataset.from_tensor_slices(MATRIX).window(2).flat_map(lambda window: window.batch(2)),
-        lambda: Dataset.from_tensors(MATRIX),
-        lambda: Dataset.from_generator(lambda: iter(MATRIX), output_signature=rd.TensorSpec((4,), "float64")),
-        lambda: Dataset.from_torch([torch.zeros(4)]),
-        lambda: Dataset.from_tensor_slices(MATRIX).padded_batch(2),
-        lambda: Dataset.from_tensor_slices(MATRIX).batch(2).shuffle(2).unbatch(),
-    ],
-)
-def test_what_a_function_may_have_batched_is_taken(batches: Callable[[], Dataset]) -> None:
-    assert rd.OneDeviceStrategy("cpu").distribute_dataset(batches()).cardinality() is not None
+def test_what_a_function_may_have_batched_is_taken() -> None:
+    rows = Dataset.from_tensor_slices(MATRIX)
+    for dataset in (
+        rows.map(lambda row: row),  # a function may return batches
+        rows.map_batches(lambda rows: rows, 2),
+        rows.window(2).flat_map(lambda window: window.batch(2)),
+        Dataset.from_tensors(MATRIX),
+        Dataset.from_generator(lambda: iter(MATRIX), output_signature=rd.TensorSpec((4,), "float64")),
+        Dataset.from_torch([torch.zeros(4)]),
+        rows.padded_batch(2),
+        rows.batch(2).shuffle(2).unbatch(),
+    ):
+        assert rd.OneDeviceStrategy("cpu").distribute_dataset(dataset).cardinality() is not None
 
 
 def test_leaves_of_different_lengths_are_an_error_of_the_iteration_on_one_device_too() -> None:
     both = Dataset.from_tensors({"nodes": torch.zeros(7, 1), "target": torch.zeros(2)})
-    view = rd.OneDeviceStrategy("cpu").distribute_dataset(both)
-    with pytest.raises(InvalidArgumentError, match=r"'nodes': 7, 'target': 2.*rd\.Replicated"):
-        next(iter(view))
-    view = rd.OneDeviceStrategy("cpu").distribute_datasets_from_function(lambda _: both)
-    with pytest.raises(InvalidArgumentError, match=r"'nodes': 7, 'target': 2"):
-        next(iter(view))
+    alone = rd.OneDeviceStrategy("cpu")
+    for view in (alone.distribute_dataset(both), alone.distribute_datasets_from_function(lambda _: both)):
+        with pytest.raises(InvalidArgumentError, match=r"'nodes': 7, 'target': 2.*rd\.Replicated"):
+            next(iter(view))
 
 
 def test_what_is_replicated_keeps_its_mark_in_functions_and_is_plain_for_users() -> None:
@@ -84,8 +78,12 @@ def test_what_is_replicated_keeps_its_mark_in_functions_and_is_plain_for_users()
     assert batches[0]["x"].rows == (1, 1)
 
 
+def samples(size: int) -> Dataset:
+    return Dataset.range(size).map(lambda x: {"n": x, "row": np.full(x % 4, x)})
+
+
 def ragged(size: int, batch: int) -> Dataset:
-    return Dataset.range(size).map(lambda x: {"n": x, "row": np.full(x % 4, x)}).ragged_batch(batch)
+    return samples(size).ragged_batch(batch)
 
 
 def graphs(size: int, batch: int) -> Dataset:
@@ -99,23 +97,11 @@ def graphs(size: int, batch: int) -> Dataset:
             "graph": torch.repeat_interleave(torch.arange(len(elements)), counts),
         }
 
-    return Dataset.range(size).map(lambda x: {"n": x, "row": np.full(x % 4, x)}).batch(batch, collate=joined)
+    return samples(size).batch(batch, collate=joined)
 
 
 def numbers(value: Any) -> list[int]:
     return [int(x) for row in value for x in row] if isinstance(value, list) else [int(x) for x in value]
-
-
-def take(view: Any, found: list[Any], count: int | None, state: Any = None) -> Any:
-    """Append up to so many steps to `found`, and return the state behind them."""
-    iterator = iter(view)
-    if state is not None:
-        iterator.load_state_dict(state)
-    for number, step in enumerate(iterator):
-        found.append(step)
-        if count is not None and number + 1 == count:
-            break
-    return iterator.state_dict()
 
 
 def require_whole_elements(step: Any) -> None:
@@ -131,25 +117,24 @@ def require_whole_elements(step: Any) -> None:
     make=st.sampled_from([ragged, graphs]),
     size=st.integers(1, 20),
     batch=st.integers(1, 7),
-    replicas=st.integers(1, 4),
-    later=st.integers(1, 4),
+    replicas=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     rule=st.sampled_from(["per_batch", "balanced"]),
     data=st.data(),
 )
 def test_pieces_of_all_replicas_are_the_batch_by_element_and_resume_anywhere(
-    make: Any, size: int, batch: int, replicas: int, later: int, rule: Any, data: st.DataObject
+    make: Any, size: int, batch: int, replicas: tuple[int, int], rule: Any, data: st.DataObject
 ) -> None:
-    options = InputOptions(split=rule, num_input_workers=0)
-    whole = list(range(size))
     at = data.draw(st.integers(0, -(-size // batch)))
     found: list[Any] = []
-
-    state = None
-    if at:
-        with fake_side(replicas) as side:
-            state = take(distribute(make(size, batch), side, options), found, at)
-    with fake_side(later) as side:
-        take(distribute(make(size, batch), side, options), found, None, state)
+    state: Any = None
+    for count, stop in zip(replicas, (at, None), strict=True):
+        with fake_side(count) as side:
+            iterator = iter(distribute(make(size, batch), side, InputOptions(split=rule, num_input_workers=0)))
+            if state is not None:
+                iterator.load_state_dict(state)
+            found += itertools.islice(iterator, stop)
+            state = iterator.state_dict()
+    whole = list(range(size))
     assert [int(n) for step in found for part in step["n"].values for n in part] == whole
     rows = [numbers(part) for step in found for part in step["row"].values]
     assert [x for row in rows for x in row] == [x for x in whole for _ in range(x % 4)]
@@ -189,11 +174,8 @@ def pictures() -> Dataset:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_model_of_lists_trains_on_replicas_as_on_one_device(
-    mirrored: Callable[[int], rd.MirroredStrategy], inside: bool
-) -> None:
-    def trained(strategy: rd.Strategy) -> list[torch.Tensor]:
+def test_a_model_of_lists_trains_on_replicas_as_on_one_device(two: rd.MirroredStrategy) -> None:
+    def trained(strategy: rd.Strategy, inside: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         with strategy.scope():
             model = Detector()
@@ -218,15 +200,14 @@ def test_a_model_of_lists_trains_on_replicas_as_on_one_device(
                 strategy.run(step, args=(images, targets))
         return [parameter.detach().clone() for parameter in model.parameters()]
 
-    found, expected = trained(mirrored(2)), trained(rd.OneDeviceStrategy("cpu"))
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=0)
+    expected = trained(rd.OneDeviceStrategy("cpu"), inside=False)
+    for inside in (False, True):
+        torch.testing.assert_close(trained(two, inside), expected, rtol=1e-9, atol=0)
 
 
 @pytest.mark.ray
-def test_marked_leaves_do_not_weigh_and_arrive_whole(mirrored: Callable[[int], SynchronousStrategy]) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
+def test_marked_leaves_do_not_weigh_and_arrive_whole(two: rd.MirroredStrategy) -> None:
+    with two.scope():
         net = torch.nn.Linear(1, 1, bias=False)
 
     def step(batch: Any, more: Any) -> tuple[float, int, int]:
@@ -241,6 +222,6 @@ def test_marked_leaves_do_not_weigh_and_arrive_whole(mirrored: Callable[[int], S
             [{"nodes": rd.Replicated(torch.ones(n, 1)), "target": torch.tensor([t])} for n, t in counts]
         )
 
-    (batch,) = strategy.distribute_datasets_from_function(elements)
-    found = strategy.local_results(strategy.run(step, args=(batch, {"k": rd.Replicated(3)})))
+    (batch,) = two.distribute_datasets_from_function(elements)
+    found = two.local_results(two.run(step, args=(batch, {"k": rd.Replicated(3)})))
     assert [tuple(each) for each in found] == [(5.0, 1, 3), (5.0, 9, 3)]

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from raydist.core.errors import InvalidArgumentError
+from raydist.actors.epochs.job import MergedJob
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import DistributedDataset, LocalDistributedDataset, distribute
-from raydist.options import InputOptions, Options
-from tests.actors.readers.fakes import fake_side
+from raydist.distributed_dataset import DistributedDataset, InputSide, LocalDistributedDataset, distribute
+from raydist.distributed_dataset.base import require_shared
+from raydist.distributed_dataset.per_replica import InputLayout
+from raydist.options import InputOptions, InputReplicationMode, Options, Timeouts
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.strategies.one_device import OneDeviceStrategy
+from tests.actors.readers.fakes import FakeHost, fake_side
 
 OPTIONS = InputOptions(num_input_workers=0)
 Make = Callable[[], DistributedDataset]
@@ -71,82 +80,55 @@ def test_the_next_iteration_finishes_the_epoch_that_was_saved_in_its_middle(make
     assert again.state_dict()["epochs"] == 4
 
 
-def test_an_epoch_whose_end_was_seen_is_not_begun_again(make: Make) -> None:
-    data = make()
-    epochs(data, 1)
-    state = data.state_dict()
-    assert (state["epochs"], state["position"]) == (1, None)
-    assert epochs(restored(make, state), 2) == epochs(data, 2)
-
-
-def test_an_end_that_was_not_seen_leaves_an_empty_rest(make: Make) -> None:
+def test_an_epoch_whose_end_was_seen_is_not_begun_again_and_else_leaves_an_empty_rest(make: Make) -> None:
     data = make()
     iterator = iter(data)
     [next(iterator) for _ in range(3)]
     again = restored(make, data.state_dict())
     assert epochs(again, 1) == [[]]
     assert next(iterator, None) is None
-    assert epochs(again, 1) == epochs(data, 1)
-
-
-@pytest.mark.parametrize("how", ["closed", "dropped"])
-def test_an_iterator_that_is_closed_or_dropped_counts_as_ended(make: Make, how: str) -> None:
-    data = make()
-    iterator = iter(data)
-    next(iterator)
-    if how == "closed":
-        iterator.close()
-    else:
-        del iterator
     state = data.state_dict()
-    assert state["position"] is None
-    assert epochs(restored(make, state), 1) == epochs(data, 1)
+    assert (state["epochs"], state["position"]) == (1, None)
+    whole = restored(make, state)
+    assert epochs(again, 2) == epochs(whole, 2) == epochs(data, 2)
 
 
-def test_what_was_restored_can_be_saved_before_it_goes_on(make: Make) -> None:
-    data = make()
-    iterator = iter(data)
-    next(iterator)
-    state = data.state_dict()
-    assert restored(make, state).state_dict() == state
+def test_an_iterator_that_is_closed_or_dropped_counts_as_ended(make: Make) -> None:
+    for how in ("closed", "dropped"):
+        data = make()
+        iterator = iter(data)
+        next(iterator)
+        if how == "closed":
+            iterator.close()
+        else:
+            del iterator
+        state = data.state_dict()
+        assert state["position"] is None
+        assert epochs(restored(make, state), 1) == epochs(data, 1), how
 
 
 def test_a_batch_whose_step_did_not_begin_counts_as_not_drawn(make: Make) -> None:
+    def state_before_draw(data: DistributedDataset, iterator: Iterator[Any]) -> Any:
+        """The state without the batch that is drawn now, which a copy draws."""
+        drawn = rows(next(iterator))
+        with data._epochs.before_draw():
+            state = data.state_dict()
+        assert rows(next(iter(restored(make, state)))) == drawn
+        return state
+
     data = make()
     iterator = iter(data)
     next(iterator)
+    saved = data.state_dict()
     data._epochs.mark()
-    drawn = rows(next(iterator))
-    with data._epochs.before_draw():
-        state = data.state_dict()
-    assert rows(next(iter(restored(make, state)))) == drawn
-    assert data.state_dict() != state
-
-
-def test_an_epoch_whose_first_step_did_not_begin_counts_as_not_begun(make: Make) -> None:
-    data = make()
-    for _ in data:
+    assert state_before_draw(data, iterator) != data.state_dict()
+    for _ in iterator:
         data._epochs.mark()
-    iterator = iter(data)
-    drawn = rows(next(iterator))
-    with data._epochs.before_draw():
-        state = data.state_dict()
-    assert (state["epochs"], state["position"]) == (1, None)
-    assert rows(next(iter(restored(make, state)))) == drawn
-
-
-def test_a_restored_epoch_whose_first_step_did_not_begin_stays_where_it_was_restored(make: Make) -> None:
-    first = make()
-    iterator = iter(first)
-    next(iterator)
-    saved = first.state_dict()
-    data = restored(make, saved)
-    iterator = iter(data)
-    drawn = rows(next(iterator))
-    with data._epochs.before_draw():
-        state = data.state_dict()
-    assert state == saved
-    assert rows(next(iter(restored(make, state)))) == drawn
+    first = state_before_draw(data, iter(data))
+    assert (first["epochs"], first["position"]) == (1, None), "an epoch whose first step did not begin"
+    again = restored(make, saved)
+    assert again.state_dict() == saved, "what was restored can be saved before it goes on"
+    assert state_before_draw(again, iter(again)) == saved
 
 
 def test_a_seed_that_was_drawn_is_restored() -> None:
@@ -157,43 +139,30 @@ def test_a_seed_that_was_drawn_is_restored() -> None:
     assert epochs(again, 1) == epochs(data, 1)
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        None,
-        {},
-        {"version": 2, "seed": 1, "epochs": 1, "position": None},
-        {"version": 1, "seed": -1, "epochs": 1, "position": None},
-        {"version": 1, "seed": 1, "epochs": True, "position": None},
-        {"version": 1, "seed": 1, "epochs": 0, "position": {}},
-        {"version": 1, "seed": 1, "epochs": 1, "position": "middle"},
-    ],
-)
-def test_what_is_no_state_is_refused_and_changes_nothing(state: Any) -> None:
-    data = LocalDistributedDataset(dataset())
+def test_what_is_no_state_of_this_pipeline_is_refused_and_changes_nothing() -> None:
+    data, other = LocalDistributedDataset(dataset()), LocalDistributedDataset(Dataset.range(5).batch(2))
+    iterator = iter(other)
+    next(iterator)
     before = data.state_dict()
-    with pytest.raises(InvalidArgumentError, match="must"):
-        data.load_state_dict(state)
-    assert data.state_dict() == before
-
-
-def test_the_state_of_another_pipeline_is_refused_and_changes_nothing() -> None:
-    other = LocalDistributedDataset(Dataset.range(5).batch(2))
-    next(iterator := iter(other))
-    data = LocalDistributedDataset(dataset())
-    before = data.state_dict()
-    with pytest.raises(InvalidArgumentError, match="this pipeline"):
-        data.load_state_dict(other.state_dict())
-    assert data.state_dict() == before
+    states: list[tuple[Any, str]] = [
+        (None, "must"),
+        ({}, "must"),
+        ({"version": 2, "seed": 1, "epochs": 1, "position": None}, "must"),
+        ({"version": 1, "seed": -1, "epochs": 1, "position": None}, "must"),
+        ({"version": 1, "seed": 1, "epochs": True, "position": None}, "must"),
+        ({"version": 1, "seed": 1, "epochs": 0, "position": {}}, "must"),
+        ({"version": 1, "seed": 1, "epochs": 1, "position": "middle"}, "must"),
+        (other.state_dict(), "this pipeline"),
+    ]
+    for state, message in states:
+        with pytest.raises(InvalidArgumentError, match=message):
+            data.load_state_dict(state)
+        assert data.state_dict() == before
     iterator.close()
 
 
-def pairs() -> DistributedDataset:
-    return LocalDistributedDataset(Dataset.range(12).batch(2))
-
-
 def test_it_goes_back_to_where_a_step_began_that_lies_further_back() -> None:
-    data = pairs()
+    data = LocalDistributedDataset(Dataset.range(12).batch(2))
     iterator = iter(data)
     data._epochs.mark(10)
     for boundary in (11, 12, 13):
@@ -204,7 +173,7 @@ def test_it_goes_back_to_where_a_step_began_that_lies_further_back() -> None:
     for undone in (11, 12, 13, 14, 15):
         with data._epochs.before_draw(undone):
             state = data.state_dict()
-        again = pairs()
+        again = LocalDistributedDataset(Dataset.range(12).batch(2))
         again.load_state_dict(state)
         rests[undone] = next(iter(again)).tolist()
     assert rests == {11: [0, 1], 12: [2, 3], 13: [4, 5], 14: [6, 7], 15: [6, 7]}
@@ -226,3 +195,71 @@ def test_it_goes_back_into_an_epoch_whose_end_was_seen_and_whose_iterator_is_gon
             again.load_state_dict(state)
             rests[undone] = len(list(again))
     assert rests == {1: 3, 2: 2, 3: 1, 4: 3}, "after the end a new epoch"
+
+
+def lists(batch: Any) -> list[Any]:
+    return [value.tolist() for value in batch.values]
+
+
+def test_every_iteration_is_an_epoch() -> None:
+    dataset = Dataset.range(20).shuffle(20).batch(5).with_options(Options(seed=1))
+    kept = Dataset.range(30).shuffle(30, reshuffle_each_iteration=False).batch(6)
+    with fake_side(2) as side:
+        twice = distribute(dataset, side, OPTIONS)
+        first, second = ([lists(batch) for batch in twice] for _ in range(2))
+        assert first != second
+        assert [row for step in first for part in step for row in part] == [int(x) for rows in dataset for x in rows]
+        same = distribute(kept, side, OPTIONS)
+        assert [lists(batch) for batch in same] == [lists(batch) for batch in same], "kept without a seed"
+
+
+def test_one_dataset_is_not_for_each_replica() -> None:
+    require_shared(OPTIONS)
+    batches = Dataset.range(4).batch(2)
+    with fake_side(2) as side, pytest.raises(InvalidArgumentError, match="is for distribute_datasets_from_function"):
+        distribute(batches, side, InputOptions(per_replica=True))
+    each = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
+    with pytest.raises(InvalidArgumentError, match="is for distribute_datasets_from_function"):
+        OneDeviceStrategy("cpu").distribute_dataset(batches, each)
+
+
+def test_it_stays_in_its_process() -> None:
+    """Iterated or not; a dataset that is not distributed travels."""
+    with fake_side(2) as side:
+        dataset = Dataset.range(4).batch(2)
+        distributed = distribute(dataset, side, OPTIONS)
+        copies: tuple[Callable[[Any], Any], ...] = (pickle.dumps, copy.copy, copy.deepcopy)
+        for copied in copies:
+            with pytest.raises(FailedPreconditionError, match=r"this PerReplicaDataset was .*copied.*iter\(dataset\)"):
+                copied(distributed)
+            assert len(list(distributed)) == 2
+        pickle.loads(pickle.dumps(dataset))
+
+
+def test_elements_of_functions_go_to_workers_in_order() -> None:
+    ops = [Dataset.range(number)._op for number in range(4)]
+    per_replica = InputLayout.of_elements(ops, 2)
+    assert per_replica.of_workers == ((ops[0], ops[1]), (ops[2], ops[3]))
+    side = InputSide(FakeHost(), 4, Timeouts(), lambda: None, num_workers=2)
+    whole = per_replica.job(side, seed=3, epoch=1, options=Options(), input_options=OPTIONS)
+    assert isinstance(whole, MergedJob)
+    assert (whole.num_pipelines, [part.dealt for part in whole.jobs]) == (2, [True, True])
+    assert [part.num_pieces for part in whole.jobs] == [None, None]
+    with pytest.raises(InvalidArgumentError, match="got 3 replicas on 2 workers"):
+        _ = InputSide(FakeHost(), 3, Timeouts(), lambda: None, 2).replicas_per_worker
+
+
+def test_local_batches_are_plain_tensors_on_the_device_or_the_host() -> None:
+    batches, meta = Dataset.range(3).batch(2), torch.device("meta")
+    dataset = LocalDistributedDataset(batches, device=meta)
+    assert [batch.device.type for batch in dataset] == ["meta", "meta"]
+    assert (dataset.element_spec, dataset.cardinality()) == (TensorSpec((None,), np.int64), 2)
+    on_host = LocalDistributedDataset(batches, device=meta, options=InputOptions(experimental_fetch_to_device=False))
+    assert [batch.tolist() for batch in on_host] == [[0, 1], [2]]
+
+
+def test_one_replica_wants_batches_too() -> None:
+    pairs = Dataset.range(3).map(lambda x: {"row": [x, x], "label": x})
+    with pytest.raises(InvalidArgumentError, match="must have rows to split .* got a scalar 'label' of type int64"):
+        next(iter(LocalDistributedDataset(pairs)))
+    assert [int(x) for x in LocalDistributedDataset(Dataset.range(3), dealt=True)] == [0, 1, 2]

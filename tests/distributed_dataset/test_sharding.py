@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from raydist.actors.epochs.batch_group import MadeStep, OpenGroup, StepBatch
-from raydist.actors.epochs.merged_epoch import MergedSteps
-from raydist.actors.epochs.served_epoch import QueueEntry
 from raydist.core.errors import InvalidArgumentError, NotFoundError
 from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import LocalDistributedDataset, distribute
-from raydist.distributed_dataset.per_replica import InputLayout
 from raydist.options import AutoShardPolicy, InputOptions, Options
-from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats import byte_streams
-from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.joined_states import split_workers
 from raydist.pipelines.run.split import SplitRule
-from raydist.pipelines.run.steps import GlobalBatches, StepSource, WorkerBatches, element_views
 from raydist.pipelines.sources import file_format
 from tests.actors.readers.fakes import fake_side
 
@@ -97,79 +86,36 @@ def expected(
     return steps
 
 
-# The package, without threads and actors.
-def source_of(op: DatasetOp, side: tuple[int, int], split: SplitRule, state: Any, whole: bool) -> StepSource:
-    workers, each = side
-    iterator = DatasetIterator(op, options=Options(), seed=1, epoch=0, convert=element_views)
-    source: StepSource
-    if whole:
-        source = GlobalBatches(iterator, workers * each, split)
-    else:
-        source = WorkerBatches(iterator, each, workers * each, split)
-    if state is not None:
-        source.load_state_dict(state)
-    return source
-
-
-def entries_of(source: StepSource, group_steps: int) -> Iterator[QueueEntry]:
-    """What a pass offers: groups of up to so many steps, then the end."""
-    number = 0
-    ended = False
-    while not ended:
-        group = OpenGroup(1 << 30)
-        while group.num_steps < group_steps and not ended:
-            step = source.step
-            try:
-                cuts = source.next_step()
-            except StopIteration:
-                ended = True
-            else:
-                made = MadeStep(step, cuts, source.structure, source.state_dict())
-                group.add(made, made.kind(), made.sizes())
-        if group.num_steps:
-            yield QueueEntry(number, group.states, group=group.store(lambda piece: piece, zero_copy=False))
-            number += group.num_steps
-    yield QueueEntry(number, (source.state_dict(),), last=True)
-
-
 def run(
-    layout: InputLayout, side: tuple[int, int], split: SplitRule, state: Any = None, group_steps: tuple[int, ...] = (1,)
-) -> Iterator[tuple[list[list[int]], Any]]:
-    """Each step, and the state behind it."""
+    dataset: Dataset, side: tuple[int, int], split: SplitRule = "per_batch", state: Any = None
+) -> list[tuple[list[list[int]], Any]]:
+    """Each step on so many workers of so many replicas, and the state behind it."""
     workers, each = side
-    count = len(layout.of_workers)
-    states = [None] * count if state is None else split_workers(json.loads(json.dumps(state)), count, 1)
-    whole = count == 1
-    sources = [source_of(ops[0], side, split, its, whole) for ops, its in zip(layout.of_workers, states, strict=True)]
-    starts = [source.state_dict() for source in sources]
-    merged = MergedSteps(starts, workers * each if whole else each, 0 if state is None else state["step"])
-    feeds = [entries_of(source, group_steps[i % len(group_steps)]) for i, source in enumerate(sources)]
-    while True:
-        entry = merged.next_entry()
-        if entry is None:
-            for worker in merged.missing():
-                merged.add(worker, [next(feeds[worker])])
-        elif entry.group is None:
-            return
-        else:
-            for place, after in enumerate(entry.states):
-                step = StepBatch(entry.group, place)
-                yield [rows_at(step, rank) for rank in range(workers * each)], after
+    options = InputOptions(split=split, num_input_workers=0)
+    with fake_side(workers * each, num_workers=workers) as inputs:
+        iterator = iter(distribute(dataset, inputs, options))
+        if state is not None:
+            iterator.load_state_dict(json.loads(json.dumps(state)))
+        return [([rows_at(batch, rank) for rank in range(workers * each)], iterator.state_dict()) for batch in iterator]
 
 
-def rows_at(step: StepBatch, rank: int) -> list[int]:
-    piece: list[int] = step.group.refs[rank].leaf(0, step.place_on(rank, padding=False)).tolist()
-    assert len(piece) == step.rows[rank]
-    padding = step.group.refs[rank].leaf(0, step.place_on(rank, padding=True)).tolist()
-    assert padding == piece if piece else len(padding) in (1, 2)
-    return piece
+def rows_at(batch: Any, rank: int) -> list[int]:
+    rows: list[int] = batch.values[rank].tolist()
+    part = batch.part_on(rank, padding=True)
+    padding = part.ref.leaf(part.leaf_index, part.place).tolist()
+    assert len(rows) == batch.rows[rank]
+    assert padding == rows if rows else len(padding) in (1, 2)
+    return rows
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_cases(files: list[str], seed: int) -> None:
-    """50 of 150 random datasets, batch sizes, replicas, policies and splits, each resumed somewhere."""
-    draw = random.Random(seed)
-    for _ in range(50):
+def steps_of(dataset: Dataset, *args: Any) -> Steps:
+    return [step for step, _ in run(dataset, *args)]
+
+
+def test_random_cases(files: list[str]) -> None:
+    """Random datasets, batch sizes, replicas, policies and splits, each resumed somewhere."""
+    draw = random.Random(0)
+    for _ in range(60):
         numbers = draw.sample(range(len(ROWS)), draw.randint(1, len(ROWS)))
         side = draw.randint(1, 3), draw.randint(1, 3)
         split: SplitRule = draw.choice(["per_batch", "balanced"])
@@ -186,80 +132,52 @@ def check_case(
     draw: random.Random,
 ) -> None:
     workers, each = side
-    op = batches_of([files[number] for number in numbers], batch_size)._op
+    dataset = batches_of([files[number] for number in numbers], batch_size, policy)
     if policy in (FILE, AUTO) and len(numbers) < workers:
         with pytest.raises(InvalidArgumentError, match=rf"each of {workers} workers.* are {len(numbers)} .*DATA"):
-            InputLayout.of_batches(op, policy, workers)
+            run(dataset, side, split)
         return
-    layout = InputLayout.of_batches(op, policy, workers)
-    group_steps = draw.randint(1, 4), draw.randint(1, 4)
-    found = list(run(layout, side, split, group_steps=group_steps))
-    assert [step for step, _ in found] == expected(numbers, batch_size, workers, each, policy, split)
+    found = run(dataset, side, split)
+    steps = [step for step, _ in found]
+    assert steps == expected(numbers, batch_size, workers, each, policy, split)
     if not found:
         return
     stop = draw.randrange(len(found))
-    head, state = [step for step, _ in found[: stop + 1]], found[stop][1]
-    resumed = run(layout, side, split, state, group_steps=group_steps[::-1])
-    assert head + [step for step, _ in resumed] == [step for step, _ in found]
-    other = workers, draw.randint(1, 4)
-    rest = [step for step, _ in run(layout, other, split, state, group_steps=group_steps)]
-    assert rows_in(head) + rows_in(rest) == rows_in([step for step, _ in found])
+    head, state = steps[: stop + 1], found[stop][1]
+    assert head + steps_of(dataset, side, split, state) == steps
+    rest = steps_of(dataset, (workers, draw.randint(1, 4)), split, state)
+    assert rows_in(head) + rows_in(rest) == rows_in(steps)
 
 
 def rows_in(steps: Steps) -> Counter[int]:
     return Counter(row for step in steps for piece in step for row in piece)
 
 
-@settings(max_examples=30, deadline=None)
-@given(batch_size=st.integers(2, 9), stops=st.lists(st.integers(0, 3), min_size=2, max_size=4), data=st.data())
-def test_a_batch_is_resumed_on_ever_other_replicas(
-    files: list[str], batch_size: int, stops: list[int], data: st.DataObject
-) -> None:
+def test_a_batch_is_resumed_on_ever_other_replicas(files: list[str]) -> None:
     """Each time the rest of the batch at hand is cut anew; no row is lost, none comes twice."""
-    numbers = [0, 2, 5]
-    layout = InputLayout.of_batches(batches_of([files[number] for number in numbers], batch_size)._op, OFF, 2)
-    state: Any = None
-    seen: Steps = []
-    for stop in stops:
-        steps = deque(run(layout, (2, data.draw(st.integers(1, 3))), "balanced", state))
-        for _ in range(min(stop, len(steps))):
-            step, state = steps.popleft()
-            seen.append(step)
-    seen += [step for step, _ in run(layout, (2, 2), "balanced", state)]
-    assert rows_in(seen) == {row: 2 for number in numbers for row in rows_of(number)}
+    numbers, draw = [0, 2, 5], random.Random(1)
+    for _ in range(20):
+        dataset = batches_of([files[number] for number in numbers], draw.randint(2, 9), OFF)
+        state: Any = None
+        seen: Steps = []
+        for _ in range(draw.randint(2, 4)):
+            for step, behind in run(dataset, (2, draw.randint(1, 3)), "balanced", state)[: draw.randint(0, 3)]:
+                seen.append(step)
+                state = behind
+        seen += steps_of(dataset, (2, 2), "balanced", state)
+        assert rows_in(seen) == {row: 2 for number in numbers for row in rows_of(number)}
 
 
-# The same through passes with threads.
-def through_passes(dataset: Dataset, replicas: int, workers: int = 1, options: InputOptions = OPTIONS) -> Steps:
-    with fake_side(replicas, num_workers=workers) as side:
-        return [[piece.tolist() for piece in batch.values] for batch in distribute(dataset, side, options)]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(
-    ("size", "batch", "replicas", "steps"),
-    [
+def test_the_table_of_splits() -> None:
+    table: list[tuple[int, int, int, Steps]] = [
         (6, 4, 2, [[[0, 1], [2, 3]], [[4], [5]]]),
         (4, 4, 5, [[[0], [1], [2], [3], []]]),
         (8, 4, 3, [[[0, 1], [2, 3], []], [[4, 5], [6, 7], []]]),
         (9, 4, 2, [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]),
-    ],
-)
-def test_the_table_of_splits(size: int, batch: int, replicas: int, steps: Steps, workers: int) -> None:
-    assert through_passes(Dataset.range(size).batch(batch), replicas, workers) == steps
-
-
-def test_random_cases_through_passes(files: list[str]) -> None:
-    draw = random.Random(77)
-    for _ in range(12):
-        numbers = draw.sample(range(len(ROWS)), draw.randint(3, len(ROWS)))
-        batch_size, workers, each = draw.randint(1, 9), draw.randint(1, 3), draw.randint(1, 3)
-        policy, split = draw.choice(list(AutoShardPolicy)), draw.choice(["per_batch", "balanced"])
-        options = InputOptions(split=split, num_input_workers=0)  # type: ignore[arg-type]  # of the two strings
-        found = through_passes(
-            batches_of([files[number] for number in numbers], batch_size, policy), workers * each, workers, options
-        )
-        assert found == expected(numbers, batch_size, workers, each, policy, split)  # type: ignore[arg-type]
+    ]
+    for size, batch, replicas, steps in table:
+        for side in ((1, replicas), (replicas, 1)):
+            assert steps_of(Dataset.range(size).batch(batch), side) == steps
 
 
 def test_auto_says_once_which(files: list[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -275,55 +193,46 @@ def test_auto_says_once_which(files: list[str], caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_file_without_files_is_an_error() -> None:
-    dataset = Dataset.range(6).batch(4).with_options(Options(auto_shard_policy=FILE))
-    with fake_side(2, num_workers=2) as side, pytest.raises(NotFoundError, match=r"range\(0, 6, 1\) reads no files"):
-        distribute(dataset, side, OPTIONS)
-    assert through_passes(dataset, 2) == [[[0, 1], [2, 3]], [[4], [5]]]  # one worker: nothing to share
+def test_too_few_files_are_an_error(files: list[str]) -> None:
+    numbers = Dataset.range(6).batch(4).with_options(Options(auto_shard_policy=FILE))
+    with fake_side(3, num_workers=3) as side:
+        with pytest.raises(NotFoundError, match=r"range\(0, 6, 1\) reads no files"):
+            distribute(numbers, side, OPTIONS)
+        for policy, count in ((FILE, 1), (AUTO, 2)):
+            message = f"for each of 3 workers, but there are {count} in this dataset. Use AutoShardPolicy.DATA, "
+            with pytest.raises(InvalidArgumentError, match=message):
+                distribute(batches_of(files[:count], 4, policy), side, OPTIONS)
+    assert steps_of(numbers, (1, 2)) == [[[0, 1], [2, 3]], [[4], [5]]]  # one worker: nothing to share
 
 
-@pytest.mark.parametrize("policy", [FILE, AUTO])
-@pytest.mark.parametrize("num_files", [1, 2])
-def test_the_files_that_are_too_few_are_counted(files: list[str], policy: AutoShardPolicy, num_files: int) -> None:
-    message = f"one file for each of 3 workers, but there are {num_files} in this dataset. Use AutoShardPolicy.DATA, "
-    with fake_side(3, num_workers=3) as side, pytest.raises(InvalidArgumentError, match=message):
-        distribute(batches_of(files[:num_files], 4, policy), side, OPTIONS)
-
-
-@settings(max_examples=10, deadline=None)
-@given(stop=st.integers(0, 5), later=st.sampled_from([(1, 1), (3, 1), (4, 1), (4, 2), (6, 3)]))
-def test_a_state_of_two_nodes_gives_the_same_global_batches_anywhere(stop: int, later: tuple[int, int]) -> None:
+def test_a_state_of_two_nodes_gives_the_same_global_batches_anywhere() -> None:
     """C7: an epoch begun on 2 nodes x 2 replicas goes on on any number of replicas and nodes, and on one device."""
     dataset = Dataset.range(23).shuffle(9, seed=3).batch(4).with_options(Options(seed=5))
     whole = [rows.tolist() for rows in LocalDistributedDataset(dataset)]
-    with fake_side(4, num_workers=2) as side, fake_side(later[0], num_workers=later[1]) as other:
-        iterator = iter(distribute(dataset, side, OPTIONS))
-        head = [[row for piece in next(iterator).values for row in piece.tolist()] for _ in range(stop)]
-        state = json.loads(json.dumps(iterator.state_dict()))
-        resumed = iter(distribute(dataset, other, OPTIONS))
-        resumed.load_state_dict(state)
-        rest = [[row for piece in batch.values for row in piece.tolist()] for batch in resumed]
-        assert head + rest == whole
+    begun = run(dataset, (2, 2))
+    for stop, later in enumerate([(1, 1), (1, 3), (1, 4), (2, 2), (3, 2)]):
+        head, state = whole[: stop + 1], begun[stop][1]
+        assert head + [sum(step, []) for step in steps_of(dataset, later, "per_batch", state)] == whole
         alone = iter(LocalDistributedDataset(dataset))
         alone.load_state_dict(state)
         assert head + [rows.tolist() for rows in alone] == whole
 
 
-@pytest.mark.parametrize("policy", [FILE, OFF])
-def test_a_state_of_shards_belongs_to_its_number_of_workers(files: list[str], policy: AutoShardPolicy) -> None:
-    dataset = batches_of(files, 4, policy)
-    with fake_side(4, num_workers=2) as side, fake_side(3, num_workers=3) as other, fake_side(2) as single:
-        iterator = iter(distribute(dataset, side, OPTIONS))
-        next(iterator)
-        state = json.loads(json.dumps(iterator.state_dict()))
-        assert len(json.dumps(state)) < 10_000
-        for fewer, number in ((other, 3), (single, 1)):
-            resumed = iter(distribute(dataset, fewer, OPTIONS))
-            resumed.load_state_dict(state)
-            with pytest.raises(InvalidArgumentError, match=rf"it is of 2, and there are {number} now"):
-                next(resumed)
-        with pytest.raises(InvalidArgumentError, match="it is of 2, and there are 1 now"):
-            iter(LocalDistributedDataset(dataset)).load_state_dict(state)
+def test_a_state_of_shards_belongs_to_its_number_of_workers(files: list[str]) -> None:
+    for policy in (FILE, OFF):
+        dataset = batches_of(files, 4, policy)
+        with fake_side(4, num_workers=2) as side, fake_side(3, num_workers=3) as other, fake_side(2) as single:
+            iterator = iter(distribute(dataset, side, OPTIONS))
+            next(iterator)
+            state = json.loads(json.dumps(iterator.state_dict()))
+            assert len(json.dumps(state)) < 10_000
+            for fewer, number in ((other, 3), (single, 1)):
+                resumed = iter(distribute(dataset, fewer, OPTIONS))
+                resumed.load_state_dict(state)
+                with pytest.raises(InvalidArgumentError, match=rf"it is of 2, and there are {number} now"):
+                    next(resumed)
+            with pytest.raises(InvalidArgumentError, match="it is of 2, and there are 1 now"):
+                iter(LocalDistributedDataset(dataset)).load_state_dict(state)
 
 
 def test_every_row_once_and_every_file_once(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +249,7 @@ def test_every_row_once_and_every_file_once(files: list[str], monkeypatch: pytes
     alone = [rows.tolist() for rows in LocalDistributedDataset(batches_of(files, 4))]
     for policy in (FILE, DATA):
         opened.clear()
-        steps = through_passes(batches_of(files, 4, policy), 2, 2)
+        steps = steps_of(batches_of(files, 4, policy), (2, 1))
         assert rows_in(steps) == every_row
         assert opened == dict.fromkeys(files, 1)
         if policy is DATA:

@@ -9,7 +9,6 @@ import numpy as np
 from raydist.actors.epochs.batch_group import BatchGroup
 from raydist.actors.epochs.piece import GroupPiece, pack_piece
 from raydist.actors.epochs.served_epoch import QueueEntry
-from raydist.actors.portable_errors import pack_error
 from raydist.core.nest import LEAF, Structure
 
 Rows = Sequence[Sequence[int]]
@@ -28,11 +27,6 @@ def _piece(parts: Rows) -> GroupPiece:
     columns = [(np.array(part, dtype=np.int64),) for part in parts]
     paddings = {place: (np.array([-1]),) for place, part in enumerate(parts) if not part}
     return pack_piece(columns, [""], paddings=paddings)
-
-
-def error_entry(number: int, error: Exception, *, last: bool = False) -> QueueEntry:
-    """An error in the place of a step."""
-    return QueueEntry(number, ({"at": number + 1, "step": number + 1},), error=pack_error(error), last=last)
 
 
 def end_entry(number: int) -> QueueEntry:

@@ -64,12 +64,20 @@ def test_a_group_puts_each_replica_s_pieces_once() -> None:
     assert group.only(1).refs == (None, 1, None)
 
 
-def test_small_pieces_travel_with_their_group() -> None:
-    small, large = np.zeros((4, 1000)), np.zeros((40, 1000))
-    assert isinstance(filled(made(0, small[:1])).store(len, zero_copy=False).refs[0], GroupPiece)  # type: ignore[arg-type]  # never called
-    assert filled(made(0, large)).store(lambda piece: "stored", zero_copy=False).refs == ("stored",)
-    many = filled(*(made(step, small[:1]) for step in range(10)))
-    assert many.store(lambda piece: "stored", zero_copy=False).refs == ("stored",), "together they are large"
+def test_small_pieces_travel_with_their_group_and_row_ids_are_not_stored_again() -> None:
+    def store(group: OpenGroup) -> Any:
+        return group.store(lambda piece: "stored", zero_copy=False).refs[0]
+
+    small = np.zeros((1, 1000))
+    assert isinstance(store(filled(made(0, small))), GroupPiece)
+    assert store(filled(made(0, np.zeros((40, 1000))))) == "stored"
+    assert store(filled(*(made(step, small) for step in range(10)))) == "stored", "together they are large"
+    rows = np.arange(90_000.0).reshape(10, 9_000)
+    column = as_remote(rows)
+    group = filled(*(made(n, cast(Any, column[5 * n : 5 * n + 5])) for n in range(2)))
+    assert not accepts(group, made(2, rows[:5]))
+    piece = store(group)
+    assert [piece.array(0, place).tolist() for place in range(2)] == [rows[:5].tolist(), rows[5:].tolist()]
 
 
 def test_only_like_steps_go_together() -> None:
@@ -96,31 +104,6 @@ def test_a_step_with_other_leaves_than_rows_goes_alone() -> None:
         assert not accepts(group, odd)
         assert not accepts(filled(made(0, np.zeros((4, 3)), replicas=len(odd.cuts))), odd)
         assert len(group.store(lambda piece: "stored", zero_copy=False).rows) == 1
-
-
-def test_a_group_is_bounded_by_its_largest_piece() -> None:
-    rows = np.zeros((3, 1000), np.uint8)
-    group = filled(made(0, rows, replicas=2), most_bytes=3999)  # 2000 bytes and 1000
-    assert (group.num_bytes, group.is_full) == (3000, False)
-    assert not accepts(group, made(1, rows, replicas=2))
-    assert accepts(group, made(1, rows[:1], replicas=2))
-    assert filled(made(0, rows), most_bytes=3000).is_full
-    large = filled(made(0, rows), most_bytes=10)
-    assert large.is_full  # alone, whatever its size
-
-
-def test_row_ids_are_not_stored_again() -> None:
-    rows = np.arange(90_000.0).reshape(10, 9_000)
-    column = as_remote(rows)
-    steps = [made(n, cast(Any, column[5 * n : 5 * n + 5])) for n in range(2)]
-    group = filled(*steps)
-    assert not accepts(group, made(2, rows[:5]))
-
-    def refuse(piece: GroupPiece) -> Any:
-        raise AssertionError("it lies in the store already")
-
-    (piece,) = group.store(refuse, zero_copy=False).refs
-    assert [piece.array(0, place).tolist() for place in range(2)] == [rows[:5].tolist(), rows[5:].tolist()]
 
 
 # --- assembly of rows on the nodes that store them --------------------------------------------------------------------
@@ -156,6 +139,14 @@ def nodes_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epoch_producer, "node_of", node_of)
 
 
+def assemble(pool: Pool, columns: list[Column]) -> list[Column]:
+    """Put the rows together, and compare them with those that were given."""
+    found = Assembly(cast(Any, pool), "an epoch").begin(columns)()
+    for mine, theirs in zip(found, columns, strict=True):
+        assert np.array_equal(in_memory(mine), in_memory(theirs))
+    return found
+
+
 @given(data=st.data())
 def test_rows_and_order_stay(data: st.DataObject) -> None:
     num_blocks = data.draw(st.integers(1, 6))
@@ -163,16 +154,17 @@ def test_rows_and_order_stay(data: st.DataObject) -> None:
     columns = [*columns_of(num_blocks, rows), np.arange(len(rows))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(epoch_producer, "_MOST_TIMES", data.draw(st.sampled_from([0.0, 2.0])))
-        found = Assembly(cast(Any, Pool()), "an epoch").begin(columns)()
-    for mine, theirs in zip(found, columns, strict=True):
-        assert np.array_equal(in_memory(mine), in_memory(theirs))
+        assemble(Pool(), columns)
 
 
-def test_one_copy_a_node() -> None:
+def test_one_copy_a_node_and_none_of_rows_that_are_most_of_their_blocks() -> None:
     pool = Pool()
-    columns = columns_of(6, np.array([0, 11, 22, 33, 44, 55]))
-    Assembly(cast(Any, pool), "an epoch").begin(columns)()
+    assemble(pool, columns_of(6, np.array([0, 11, 22, 33, 44, 55])))
     assert pool.nodes == ["node-0", "node-1", "node-2"]
+    columns = columns_of(2, np.arange(15))
+    assert assemble(pool, columns) == columns
+    assert len(pool.nodes) == 3
+    assert [is_worth_a_copy(cast(RemoteColumn, column)) for column in columns_of(3, np.arange(0, 30, 3))] == [True] * 2
 
 
 class Split(Pending):
@@ -193,10 +185,7 @@ class DyingPool(Pool):
 
 
 def test_a_worker_may_die_meanwhile() -> None:
-    columns = columns_of(6, np.array([0, 55, 11, 1, 22, 33]))
-    found = Assembly(cast(Any, DyingPool()), "an epoch").begin(columns)()
-    for mine, theirs in zip(found, columns, strict=True):
-        assert np.array_equal(in_memory(mine), in_memory(theirs))
+    assemble(DyingPool(), columns_of(6, np.array([0, 55, 11, 1, 22, 33])))
 
 
 def test_a_group_holds_the_blocks_of_its_row_ids() -> None:
@@ -204,11 +193,3 @@ def test_a_group_holds_the_blocks_of_its_row_ids() -> None:
     assert not pack_piece([(ids,)], ["x"]).is_worth_a_put
     assert not pack_piece([(ids, values)], ["x", "y"]).is_worth_a_put
     assert pack_piece([(values,)], ["y"]).is_worth_a_put
-
-
-def test_rows_that_are_most_of_their_blocks_are_not_copied() -> None:
-    pool = Pool()
-    columns = columns_of(2, np.arange(15))
-    assert Assembly(cast(Any, pool), "an epoch").begin(columns)() == columns
-    assert not pool.nodes
-    assert [is_worth_a_copy(cast(RemoteColumn, column)) for column in columns_of(3, np.arange(0, 30, 3))] == [True] * 2

@@ -122,22 +122,18 @@ def test_the_driver_reads_for_all() -> None:
     assert (queues.num_ahead, queues.num_kept, queues.num_bytes) == (1, 2, 20), "half of a group holds all of it"
 
 
-def test_an_entry_that_all_are_done_with_cannot_be_read_again() -> None:
+def test_neither_what_all_are_done_with_nor_what_follows_the_end_is_there() -> None:
     queues = BatchQueues(num_replicas=1, start={})
     queues.offer(step(0, 1))
     queues.acknowledge(0, 1)
     with pytest.raises(FailedPreconditionError, match="Batch 0"):
         queues.take(0, 0)
-
-
-def test_nothing_follows_the_end() -> None:
-    queues = BatchQueues(num_replicas=1, start={})
-    queues.offer(QueueEntry(0, ({},), last=True))
+    queues.offer(QueueEntry(1, ({},), last=True))
     assert queues.finished
-    queues.acknowledge(0, 1)
-    assert [entry.last for entry in queues.take(0, 0)] == [True]
+    queues.acknowledge(0, 2)
+    assert [entry.last for entry in queues.take(0, 1)] == [True]
     with pytest.raises(FailedPreconditionError, match="raydist bug"):
-        queues.offer(step(1, 1))
+        queues.offer(step(2, 1))
 
 
 def test_close_wakes_readers_and_drops_everything() -> None:
@@ -169,27 +165,22 @@ def test_what_the_user_asked_for_is_the_limit() -> None:
     assert Credits(capacity=2).group_steps(0.001) == 1
 
 
-def test_small_steps_may_be_further_ahead_of_a_quick_reader() -> None:
+def test_small_steps_may_be_further_ahead_of_a_quick_reader_but_not_of_an_unknown_one() -> None:
     credit = Credits.within(None, 3, 2, only_capacity=False)
-    assert credit.spare_bytes == 192 * MIB
-    assert credit.group_bytes == 32 * MIB
+    assert (credit.spare_bytes, credit.group_bytes) == (192 * MIB, 32 * MIB)
     assert allow(credit, 100, held=10 * MIB, step=MIB)
     assert not allow(credit, 100, held=192 * MIB, step=1)
     assert not allow(credit, 3 * 128)
-
-
-def test_nothing_is_made_ahead_for_a_reader_of_whom_nothing_is_known() -> None:
-    credit = Credits.within(None, 3, 2, only_capacity=False)
     assert [allow(credit, ahead, pace_s=None) for ahead in (2, 3)] == [True, False]
     assert credit.group_steps(None) == 1
 
 
-@pytest.mark.parametrize(("pace_s", "steps"), [(0.0, 128), (0.0001, 128), (0.01, 50), (0.3, 1), (10.0, 1)])
-def test_a_group_is_half_a_second_of_work(pace_s: float, steps: int) -> None:
+def test_a_group_is_half_a_second_of_work() -> None:
     credit = Credits.within(None, 3, 2, only_capacity=False)
-    assert credit.group_steps(pace_s) == steps
-    assert allow(credit, 3 * steps - 1, pace_s=pace_s)
-    assert not allow(credit, max(3, 3 * steps), pace_s=pace_s)
+    for pace_s, count in [(0.0, 128), (0.0001, 128), (0.01, 50), (0.3, 1), (10.0, 1)]:
+        assert credit.group_steps(pace_s) == count
+        assert allow(credit, 3 * count - 1, pace_s=pace_s)
+        assert not allow(credit, max(3, 3 * count), pace_s=pace_s)
 
 
 def test_a_small_object_store_is_not_filled() -> None:

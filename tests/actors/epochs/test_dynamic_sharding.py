@@ -68,23 +68,20 @@ Dealing.TestCase.settings = settings(max_examples=80, stateful_step_count=30, de
 TestDealing = Dealing.TestCase
 
 
-def test_what_comes_for_a_reader_that_has_died_meanwhile_is_for_the_next() -> None:
-    splits = SplitAssignments()
-    splits.return_splits((0, 0), 0)
-    splits.assign_next((0, 0), QueueEntry(0, ({}, {})))
-    again = splits.assign_returned((1, 0))
-    assert again is not None
-    assert batches_of(again) == [0, 1]
-
-
-def test_a_request_of_a_dead_reader_that_arrives_late_takes_no_split() -> None:
-    splits = SplitAssignments()
-    splits.assign_next((0, 0), QueueEntry(0, ({}, {})))
-    splits.return_splits((0, 0), 0)
-    assert splits.assign_returned((0, 0)) is None
-    again = splits.assign_returned((1, 0))
-    assert again is not None
-    assert batches_of(again) == [0, 1]
+def test_what_comes_or_is_asked_for_by_a_reader_that_has_died_is_for_the_next() -> None:
+    entry = QueueEntry(0, ({}, {}))
+    for died_first in (True, False):
+        splits = SplitAssignments()
+        if died_first:
+            splits.return_splits((0, 0), 0)
+            splits.assign_next((0, 0), entry)
+        else:
+            splits.assign_next((0, 0), entry)
+            splits.return_splits((0, 0), 0)
+            assert splits.assign_returned((0, 0)) is None, "its request arrives late"
+        again = splits.assign_returned((1, 0))
+        assert again is not None
+        assert batches_of(again) == [0, 1]
 
 
 # --- claims of readers ------------------------------------------------------------------------------------------------
@@ -108,32 +105,19 @@ def places(split: InputSplit | None) -> tuple[int, int] | None:
     return None if split is None else (split.entry.number + split.begin, split.entry.end)
 
 
-def test_each_split_goes_to_one_reader_and_the_end_to_all() -> None:
-    served: Any = Pass()
-    split_server = SplitServer(served)
-    assert [places(split_server.claim((number % 2, 0), 0)) for number in range(3)] == [(0, 2), (2, 4), (4, 6)]
-    for worker in range(2):
-        split = split_server.claim((worker, 0), 0)
-        assert split is not None
-        assert split.entry.last
-
-
-def test_where_there_is_none_yet_the_reader_asks_again() -> None:
+def test_each_split_goes_to_one_reader_the_unused_rest_to_the_next_and_the_end_to_all() -> None:
     served: Any = Pass()
     split_server = SplitServer(served)
     served.slow = True
-    assert split_server.claim((0, 0), 0) is None
+    assert split_server.claim((0, 0), 0) is None, "it asks again"
     served.slow = False
-    assert places(split_server.claim((0, 0), 0)) == (0, 2)
-
-
-def test_the_unused_rest_of_a_reader_that_died_comes_before_anything_new() -> None:
-    served: Any = Pass()
-    split_server = SplitServer(served)
-    split_server.claim((0, 0), 0)
-    split_server.claim((0, 0), 0)
+    assert [places(split_server.claim((0, 0), 0)) for _ in range(2)] == [(0, 2), (2, 4)]
     split_server.return_splits((0, 0), 1)
-    assert [places(split_server.claim((1, 0), 0)) for _ in range(3)] == [(1, 2), (2, 4), (4, 6)]
+    assert [places(split_server.claim((1 + number % 2, 0), 0)) for number in range(3)] == [(1, 2), (2, 4), (4, 6)]
+    for worker in (1, 2):
+        split = split_server.claim((worker, 0), 0)
+        assert split is not None
+        assert split.entry.last
 
 
 # --- the link of one worker -------------------------------------------------------------------------------------------

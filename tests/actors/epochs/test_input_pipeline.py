@@ -10,16 +10,14 @@ import cloudpickle
 import pytest
 
 from raydist.actors.epochs import input_pipeline
-from raydist.actors.epochs.input_pipeline import InputPipeline, credits_of, step_source_of
+from raydist.actors.epochs.input_pipeline import InputPipeline, credits_of
 from raydist.actors.epochs.job import InputJob
 from raydist.actors.epochs.served_epoch import Poll
 from raydist.core.errors import CancelledError, InvalidArgumentError
 from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
 from raydist.options import InputOptions, Options, Timeouts
-from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.run.steps import DealtElements, GlobalBatches, WorkerBatches
 
 
 def job_of(dataset: Dataset, **changes: Any) -> InputJob:
@@ -49,20 +47,15 @@ def pipeline() -> Iterator[InputPipeline]:
         assert pipeline.close(key, 5.0)
 
 
-def test_passes_are_independent(pipeline: InputPipeline) -> None:
+def test_epochs_are_independent_and_a_closed_one_answers_with_its_end(pipeline: InputPipeline) -> None:
     for key in ("a", "b"):
         pipeline.open(key, job_of(Dataset.range(4).batch(2)))
     assert pipeline.poll("a", poll_at(0))[0].number == 0
     assert pipeline.poll("a", poll_at(1))[0].number == 1
     assert pipeline.poll("b", poll_at(0))[0].number == 0
     assert pipeline.close("a", 5.0)
+    assert pipeline.close("a", 5.0)
     assert pipeline.open_epochs() == ["b"]
-
-
-def test_a_closed_pass_answers_with_its_end(pipeline: InputPipeline) -> None:
-    pipeline.open("a", job_of(Dataset.range(4).batch(2)))
-    assert pipeline.close("a", 5.0)
-    assert pipeline.close("a", 5.0)
     (entry,) = pipeline.poll("a", poll_at(0))
     assert entry.last
     assert entry.error is not None
@@ -79,25 +72,6 @@ def test_a_death_before_the_first_claim_is_remembered(pipeline: InputPipeline) -
     assert split is not None
     assert split.entry.number == 0
     pipeline.give_back_splits("gone", (0, 0), 0)
-
-
-def test_an_abandoned_pass_ends_with_its_last_reader(pipeline: InputPipeline) -> None:
-    pipeline.open("a", job_of(Dataset.range(8).batch(2)))
-    assert pipeline.poll("a", poll_at(0))
-    pipeline.lend("a", 0)
-    pipeline.abandon("a", 5.0)
-    pipeline.release("a", 0, 1)
-    assert pipeline.position_of("a", 0).number == 1
-    pipeline.release("a", 1, 1)
-    assert pipeline.open_epochs() == []
-    pipeline.abandon("a", 5.0)
-
-
-def test_a_state_of_another_pipeline_is_refused(pipeline: InputPipeline) -> None:
-    other = Dataset.range(4).batch(2).as_numpy_iterator().state_dict()
-    with pytest.raises(InvalidArgumentError):
-        pipeline.open("a", job_of(Dataset.range(4).skip(1).batch(2), state=other))
-    assert pipeline.open_epochs() == []
 
 
 class Pools:
@@ -122,72 +96,41 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     return pools
 
 
-def test_workers_are_lent_for_one_pass(pools: Pools) -> None:
+def test_workers_are_lent_for_one_epoch(pools: Pools) -> None:
     pipeline = InputPipeline("test", put=lambda piece: piece, node_id="here")
-    options = InputOptions(num_input_workers=2)
-    pipeline.open("a", job_of(Dataset.range(2).map(abs).batch(2), input_options=options))
-    assert pools.lent == [(2, "test", ("here",))]
+    two = InputOptions(num_input_workers=2)
+    pipeline.open("a", job_of(Dataset.range(2).map(abs).batch(2), input_options=two))
+    assert pools.lent.pop() == (2, "test", ("here",))
     assert pipeline.poll("a", poll_at(1))[0].last
     assert pools.returned == 1  # before the reader learns of the end
     assert pipeline.close("a", 5.0)
     assert pools.returned == 1
-
-
-def test_workers_are_on_all_nodes_that_a_pass_serves(pools: Pools) -> None:
-    pipeline = InputPipeline("test", put=lambda piece: piece, node_id="here")
-    options = InputOptions(num_input_workers=2)
-    job = job_of(Dataset.range(2).map(abs).batch(2), input_options=options, node_ids=("here", "there"))
-    pipeline.open("a", job)
-    assert pools.lent == [(2, "test", ("here", "there"))]
+    job = job_of(Dataset.range(2).map(abs).batch(2), input_options=two, node_ids=("here", "there"))
+    pipeline.open("b", job)
+    assert pools.lent.pop() == (2, "test", ("here", "there")), "on all nodes that the epoch serves"
     own = replace(job, input_options=InputOptions(num_input_workers=2, resources_per_input_worker={"CPU": 1}))
-    pipeline.open("b", own)
-    assert pools.lent[1] == (2, "test", ())
-    for key in "ab":
+    pipeline.open("c", own)
+    assert pools.lent.pop() == (2, "test", ())
+    for key in "bc":
         assert pipeline.close(key, 5.0)
-
-
-def test_workers_come_back_when_opening_fails(pools: Pools) -> None:
-    pipeline = InputPipeline("test", put=lambda piece: piece)
-    options = InputOptions(num_input_workers=2)
     with pytest.raises(InvalidArgumentError):
-        pipeline.open("a", job_of(Dataset.range(2).batch(2), input_options=options, state={"version": 0}))
-    assert len(pools.lent) == pools.returned == 1
-
-
-def test_autotune_leaves_light_pipelines_where_they_are(pools: Pools) -> None:
-    pipeline = InputPipeline("test", put=lambda piece: piece)
-    pipeline.open("a", job_of(Dataset.range(2).batch(2), input_options=InputOptions()))
-    assert pools.lent == []
-    assert pipeline.close("a", 5.0)
+        pipeline.open("d", job_of(Dataset.range(2).batch(2), input_options=two, state={"version": 0}))
+    assert pools.returned == 4, "they come back when opening fails"
+    pools.lent.clear()
+    pipeline.open("e", job_of(Dataset.range(2).batch(2), input_options=InputOptions()))
+    assert pools.lent == [], "AUTOTUNE leaves light pipelines where they are"
+    assert pipeline.close("e", 5.0)
 
 
 # --- sources, credits and workers of an epoch -------------------------------------------------------------------------
 
 JOB = InputJob("epoch 0", b"", False, 2, 0, 0, Options(), InputOptions(), Timeouts())
-OPS = [Dataset.range(8).batch(4)._op]
 
 
-@pytest.mark.parametrize(
-    ("job", "kind"),
-    [(JOB, GlobalBatches), (replace(JOB, dealt=True), DealtElements), (replace(JOB, num_pieces=4), WorkerBatches)],
-)
-def test_the_source_of_a_job(job: InputJob, kind: type) -> None:
-    source = step_source_of(job, OPS, local_executor)
-    assert type(source) is kind
-    source.next_step()
-    resumed = step_source_of(replace(job, state=source.state_dict()), OPS, local_executor)
-    assert (resumed.step, resumed.state_dict()) == (1, source.state_dict())
-    source.close()
-    resumed.close()
-
-
-def test_credits_hold_what_was_asked_for() -> None:
+def test_options_say_how_many_batches_are_ahead_and_how_many_workers_make_them() -> None:
     assert credits_of(JOB).capacity == 3
     asked = credits_of(replace(JOB, input_options=InputOptions(prefetch_batches=7)))
     assert (asked.capacity, asked.spare_bytes) == (8, 0)
-
-
-def test_the_input_options_say_how_many_workers_then_the_pipeline() -> None:
     three = replace(JOB, options=Options(num_input_workers=3))
     assert (JOB.num_workers, three.num_workers) == (AUTOTUNE, 3)
     assert replace(three, input_options=InputOptions(num_input_workers=0)).num_workers == 0

@@ -17,7 +17,7 @@ from raydist.core.errors import CancelledError, SpecError, UnavailableError
 from raydist.core.nest import flatten
 from raydist.options import InputOptions, Options, Timeouts
 from raydist.pipelines.metering.stats import PipelineStats
-from tests.actors.epochs.entries import end_entry, error_entry, group_entry
+from tests.actors.epochs.entries import end_entry, group_entry
 
 
 class Worker:
@@ -133,12 +133,10 @@ def test_workers_learn_how_far_the_replicas_were_when_the_driver_takes_over(benc
 
 
 def test_a_lost_worker_ends_the_pass_and_is_named(bench: Bench) -> None:
-    workers = Worker(steps(1)[:1]), Worker(steps(1, 10)[:1])
+    workers = Worker(steps(2)[:2]), Worker(steps(1, 10)[:1])
     made = bench.start(*workers)
     assert read(made, 0)
     workers[1].fail(UnavailableError("the input pipeline x is gone"))
-    workers[0].entries.append(group_entry(1, [[[1]]]))
-    workers[0].acknowledge(None, None, 1)
     (entry,) = read(made, 1)
     assert entry.last
     assert entry.error is not None
@@ -159,7 +157,7 @@ def test_closing_wakes_a_waiting_reader_and_closes_the_workers(bench: Bench) -> 
     assert all(worker.closed for worker in workers)
 
 
-# --- merged steps; random ones are in `tests/distributed_dataset/test_sharding.py` ------------------------------------
+# --- merged steps; random ones are in `tests/distributed_dataset/test_sharding.py`, errors in `test_per_replica.py` ---
 
 
 def merged(*feeds: Sequence[QueueEntry], replicas: int = 1) -> MergedSteps:
@@ -183,22 +181,21 @@ def rows(entry: QueueEntry, *, padding: bool = False) -> list[list[Any]]:
     group = entry.group
     assert group is not None
     batches = [StepBatch(group, place) for place in range(len(group.rows))]
-    ranks = range(len(group.refs))
     return [
-        [group.refs[rank].leaf(0, batch.place_on(rank, padding=padding)).tolist() for rank in ranks]
+        [ref.leaf(0, batch.place_on(rank, padding=padding)).tolist() for rank, ref in enumerate(group.refs)]
         for batch in batches
     ]
 
 
-def test_groups_of_any_size_meet() -> None:
-    first = [group_entry(0, [[[0]], [[1]], [[2]]]), end_entry(3)]
-    second = [group_entry(0, [[[10]]]), group_entry(1, [[[11]], [[12]]]), end_entry(3)]
+def test_groups_of_any_size_meet_and_a_step_in_which_nobody_has_rows_is_passed_over() -> None:
+    first = [group_entry(0, [[[0]], [[1]], [[]], [[3]]]), end_entry(4)]
+    second = [group_entry(0, [[[10]]]), group_entry(1, [[[11]], [[]], [[]]]), end_entry(4)]
     one, more, end = everything(merged(first, second))
     assert rows(one) == [[[0], [10]]]
-    assert rows(more) == [[[1], [11]], [[2], [12]]]
-    assert (more.number, more.group and more.group.step, more.group and more.group.rows) == (1, 1, ((1, 1), (1, 1)))
+    assert rows(more) == [[[1], [11]], [[3], []]]
+    assert (more.number, more.group and more.group.step, more.group and more.group.rows) == (1, 1, ((1, 1), (1, 0)))
     assert (end.number, end.last) == (3, True)
-    assert [state["steps"] for state in (*one.states, *more.states)] == [[1, 1], [2, 2], [3, 3]]
+    assert [state["steps"] for state in (*one.states, *more.states)] == [[1, 1], [2, 2], [4, 4]]
     assert [state["step"] for state in (*one.states, *more.states)] == [1, 2, 3]
 
 
@@ -212,26 +209,6 @@ def test_a_worker_without_data_borrows_the_rows_of_another() -> None:
     assert rows(two, padding=True) == [[[14], [14], [-1], [14]]]
     assert one.group is not None
     assert one.group.rows == ((0, 0, 3, 0), (0, 0, 1, 0))
-    assert end.last
-
-
-def test_a_step_in_which_nobody_has_rows_is_passed_over() -> None:
-    first = [group_entry(0, [[[0]], [[]], [[]], [[3]]]), end_entry(4)]
-    second = [group_entry(0, [[[]], [[]], [[12]], [[]]]), end_entry(4)]
-    entries = everything(merged(first, second))
-    assert [rows(entry) for entry in entries[:-1]] == [[[[0], []]], [[[], [12]], [[3], []]]]
-    assert entries[1].number == 1
-    assert entries[1].states[0]["steps"] == [3, 3]
-
-
-def test_an_error_has_a_place_of_its_own_and_the_others_wait() -> None:
-    first = [error_entry(0, ValueError("bad")), group_entry(1, [[[1]]]), end_entry(2)]
-    second = [group_entry(0, [[[10]]]), end_entry(1)]
-    error, step, end = everything(merged(first, second))
-    assert error.error is not None
-    assert isinstance(error.error.restore(), ValueError)
-    assert not error.last
-    assert rows(step) == [[[1], [10]]]
     assert end.last
 
 

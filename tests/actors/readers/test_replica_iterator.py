@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,18 +34,11 @@ def send(iterator: Any) -> ReplicaIterator:
     return replica
 
 
-def read(replica: ReplicaIterator, rank: int, count: int) -> list[Any]:
+def draw(replica: ReplicaIterator, rank: int, count: int | None = None) -> list[Any]:
+    """So many batches, or all."""
     replica.bind(rank)
     try:
-        return [next(replica).tolist() for _ in range(count)]
-    finally:
-        replica.release()
-
-
-def read_all(replica: ReplicaIterator, rank: int) -> list[Any]:
-    replica.bind(rank)
-    try:
-        return [batch.tolist() for batch in replica]
+        return [batch.tolist() for batch in itertools.islice(replica, count)]
     finally:
         replica.release()
 
@@ -54,17 +48,9 @@ def test_each_replica_draws_its_own_pieces() -> None:
         iterator = start(side, Dataset.range(9).batch(4))
         replicas = [send(iterator), send(iterator)]
         with ThreadPoolExecutor(2) as threads:
-            first, second = threads.map(read_all, replicas, range(2))
+            first, second = threads.map(draw, replicas, range(2))
         assert first == [[0, 1], [4, 5], [8]]
         assert second == [[2, 3], [6, 7], [8]]  # the last one stands in for no rows
-
-
-def test_a_replica_can_have_its_zero_rows() -> None:
-    with fake_side(3) as side:
-        replica = send(start(side, Dataset.range(2).batch(2)))
-        replica.bind(2, empty_batch="zero_rows")
-        assert next(replica).tolist() == []
-        replica.release()
 
 
 @pytest.mark.parametrize("on_host", [False, True])
@@ -107,7 +93,7 @@ def test_replicas_of_several_workers_loop_until_all_have_ended() -> None:
         view = distribute_from_function(lambda context: make(context).batch(1), side, InputOptions(num_input_workers=0))
         iterator = iter(view)
         with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(read_all, [send(iterator) for _ in range(4)], range(4)))
+            found = list(threads.map(draw, [send(iterator) for _ in range(4)], range(4)))
         assert found == [[[0], [10 + 2], [14]], [[1], [12], [14]], [[10], [12], [14]], [[11], [13], [15]]]
         rows: list[tuple[int, ...]] = []
         replica = send(iter(view))
@@ -121,34 +107,31 @@ def test_the_driver_goes_on_where_the_replicas_stopped() -> None:
     with fake_side(2) as side:
         iterator = start(side, Dataset.range(12).batch(2))
         assert [value.tolist() for value in next(iterator).values] == [[0], [1]]
-        assert [read(send(iterator), rank, 2) for rank in range(2)] == [[[2], [4]], [[3], [5]]]
+        for first in (2, 4):  # a second loop goes on before the driver looks
+            assert [draw(send(iterator), rank, 1) for rank in range(2)] == [[[first]], [[first + 1]]]
         state = iterator.state_dict()
         assert [value.tolist() for value in next(iterator).values] == [[6], [7]]
-        assert [read(send(iterator), rank, 1) for rank in range(2)] == [[[8]], [[9]]]
+        assert [draw(send(iterator), rank, 1) for rank in range(2)] == [[[8]], [[9]]]
         assert [value.tolist() for value in next(iterator).values] == [[10], [11]]
         iterator.load_state_dict(state)
         assert [value.tolist() for value in next(iterator).values] == [[6], [7]]
 
 
-def test_a_second_loop_goes_on_before_the_driver_looks() -> None:
-    with fake_side(1) as side:
-        iterator = start(side, Dataset.range(6).batch(1))
-        assert read(send(iterator), 0, 2) == [[0], [1]]
-        assert read(send(iterator), 0, 2) == [[2], [3]]
-        assert [value.tolist() for value in next(iterator).values] == [[4]]
-
-
-def test_a_replica_knows_the_state_after_what_it_was_handed() -> None:
+def test_a_bound_replica_knows_the_state_after_what_it_was_handed_and_its_rows() -> None:
     with fake_side(1) as side:
         iterator = start(side, Dataset.range(6).batch(1))
         replica = send(iterator)
         with pytest.raises(FailedPreconditionError, match="while it is read"):
             replica.state_dict()
-        replica.bind(0)
+        with pytest.raises(FailedPreconditionError, match=r"strategy\.run"):
+            next(replica)
+        rows: list[Any] = []
+        replica.bind(0, place=lambda leaf: leaf.to(torch.float64), on_batch=lambda batch: rows.append(batch.rows))
         before = replica.state_dict()
-        next(replica)
+        assert next(replica).dtype == torch.float64
         after = replica.state_dict()
         next(replica)
+        assert rows == [(1,), (1,)]
         replica.release()
         for state, expected in ((before, 0), (after, 1)):
             iterator.load_state_dict(state)
@@ -159,11 +142,11 @@ def test_an_abandoned_pass_lives_until_the_replicas_have_read_it() -> None:
     with fake_side(2) as side:
         replicas = [send(iterator) for iterator in [start(side, Dataset.range(8).batch(2))] for _ in range(2)]
         host: Any = side.opener
-        assert read(replicas[0], 0, 2) == [[0], [2]]
-        assert read(replicas[1], 1, 1) == [[1]]
+        assert draw(replicas[0], 0, 2) == [[0], [2]]
+        assert draw(replicas[1], 1, 1) == [[1]]
         assert len(host.pipeline.open_epochs()) == 1  # each replica was sent it twice
-        read(replicas[0], 0, 0)
-        read(replicas[1], 1, 0)
+        draw(replicas[0], 0, 0)
+        draw(replicas[1], 1, 0)
         assert host.pipeline.open_epochs() == []
 
 
@@ -184,17 +167,6 @@ def test_the_end_is_the_end_for_everybody() -> None:
         assert list(ended) == []
 
 
-def test_rows_and_places_are_told() -> None:
-    with fake_side(2) as side:
-        replica = send(start(side, Dataset.range(3).map(lambda x: (x, x)).batch(3)))
-        seen: list[Any] = []
-        replica.bind(1, place=lambda leaf: leaf.to(torch.float64), on_batch=lambda batch: seen.append(batch.rows))
-        first, second = next(replica)
-        assert seen == [(2, 1)]
-        assert (first.dtype, second.dtype) == (torch.float64, torch.float64)
-        replica.release()
-
-
 def test_an_error_comes_out_on_every_replica_and_the_loop_goes_on() -> None:
     def divide(x: Any) -> Any:
         return 6 // int(x - 1)
@@ -209,13 +181,6 @@ def test_an_error_comes_out_on_every_replica_and_the_loop_goes_on() -> None:
                 next(replica)
             assert next(replica).tolist() == [6]
             replica.release()
-
-
-def test_a_copy_that_nobody_bound_says_how_to_use_it() -> None:
-    with fake_side(1) as side:
-        replica = send(start(side, Dataset.range(3).batch(1)))
-        with pytest.raises(FailedPreconditionError, match=r"strategy\.run"):
-            next(replica)
 
 
 @pytest.mark.usefixtures("quick_switches")

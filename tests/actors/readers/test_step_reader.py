@@ -57,19 +57,18 @@ def make_reader(link: Any, start: int = 0) -> StepReader:
     return StepReader(link, rank=None, start=start)
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 5])
-def test_every_place_once_and_the_last_for_ever(group: int) -> None:
-    reader = make_reader(ScriptedLink(10, capacity=group + 1, most=group))
-    assert [reader.next_place().number for _ in range(13)] == [*range(10), 10, 10, 10]
-    assert reader.position == 10
-
-
-def test_only_what_is_no_longer_in_use_is_acknowledged() -> None:
+def test_only_what_is_no_longer_in_use_is_acknowledged_and_the_rest_can_be_given_back() -> None:
     link = ScriptedLink(5, capacity=2, most=1)
     reader = make_reader(link)
     for number in range(5):
         assert reader.next_place().number == number
         assert link.asked[-1].done == number  # this entry is in use
+    link = ScriptedLink(10, capacity=5, most=4)
+    reader = make_reader(link)
+    reader.next_place()
+    reader.give_back("release", 3)
+    assert link.calls == [("release", 3, 1)]
+    assert reader.next_place().number == 1
 
 
 class WideLink(ScriptedLink):
@@ -97,15 +96,6 @@ def test_a_pass_without_credit_hears_how_far_the_reader_is_before_that_waits() -
     assert 0 not in link.answers  # an answer with nothing in it has waited for `poll_s`
 
 
-def test_what_was_read_ahead_can_be_given_back() -> None:
-    link = ScriptedLink(10, capacity=5, most=4)
-    reader = make_reader(link)
-    reader.next_place()
-    reader.give_back("release", 3)
-    assert link.calls == [("release", 3, 1)]
-    assert reader.next_place().number == 1
-
-
 def grouped(*sizes: int) -> list[QueueEntry]:
     """Entries of so many places each, then the end."""
     entries, number = [], 0
@@ -115,12 +105,13 @@ def grouped(*sizes: int) -> list[QueueEntry]:
     return [*entries, QueueEntry(number, ({"after": number},), last=True)]
 
 
-def test_places_of_a_group_have_their_own_states_and_reading_may_begin_within_one() -> None:
+def test_places_of_a_group_have_their_own_states_and_the_last_one_comes_for_ever() -> None:
     link = ScriptedLink(0, capacity=9, most=9)
     link.entries = grouped(3, 2)
     reader = make_reader(link)
-    places = [reader.next_place() for _ in range(6)]
-    assert [(place.number, place.state["after"]) for place in places] == [(n, min(n + 1, 5)) for n in range(6)]
+    places = [reader.next_place() for _ in range(8)]
+    assert [(place.number, place.state["after"]) for place in places] == [(min(n, 5), min(n + 1, 5)) for n in range(8)]
+    assert reader.position == 5
     within = make_reader(link, start=1)
     assert [within.next_place().number for _ in range(3)] == [1, 2, 3]
 
@@ -225,12 +216,6 @@ def test_quick_pieces_of_a_group_in_hand_are_copied_where_they_are_asked_for() -
     ahead.close()
 
 
-def test_giving_up_takes_no_entry() -> None:
-    ahead = make(StepLink(1), Fetch())
-    ahead.next_place()
-    assert ahead.close().position == 1
-
-
 def test_a_step_that_does_not_come_is_late() -> None:
     link = StepLink(1, input_s=0.1)
     ahead = make(link, Fetch())
@@ -239,7 +224,7 @@ def test_a_step_that_does_not_come_is_late() -> None:
         ahead.next_place()
     link.made = 2
     assert ahead.next_place()[1] == [10]
-    ahead.close()
+    assert ahead.close().position == 2, "what was not handed out is not taken"
 
 
 def test_what_fails_ahead_fails_again_where_it_is_asked_for() -> None:

@@ -33,14 +33,11 @@ class Stillborn:
         self.killed += 1
 
 
-def crash_bisection(worker: Stillborn) -> CrashBisection:
-    return CrashBisection(InlineExecutor(), lambda: worker, lambda spec: (b"", b""), 1.0, FailedStarts())  # type: ignore[arg-type,return-value]  # played
-
-
 def test_closing_gives_up_the_wait_and_the_worker() -> None:
-    worker = Stillborn()
+    worker: Any = Stillborn()
+    bisection = CrashBisection(InlineExecutor(), lambda: worker, lambda spec: (b"", b""), 1.0, FailedStarts())
     with pytest.raises(CancelledError, match="closed"):
-        crash_bisection(worker).run(SPEC, BLOCK, (0,), lambda: True)
+        bisection.run(SPEC, BLOCK, (0,), lambda: True)
     assert worker.killed == 1
 
 
@@ -72,26 +69,22 @@ def shape_of(result: StageResult) -> list[object]:
     return [item.rows() if isinstance(item, Block) else (item.index, str(item.error)[:49]) for item in result.items]
 
 
-def test_an_element_that_kills_two_workers_is_an_error_in_its_place() -> None:
+def message_of(result: StageResult, place: int) -> str:
+    error = result.items[place]
+    assert isinstance(error, ElementError)
+    return str(error.error)
+
+
+def test_an_element_that_kills_workers_is_an_error_in_its_place_and_kills_from_outside_condemn_nobody() -> None:
     result = isolate(SPEC, BLOCK, (100,), workers(deadly=[1, 4]), Streak())
     message = "A function must not end its process: map-1 (test_"
     assert shape_of(result) == [[0], (101, message), [20], [30], (104, message), [50]]
     assert result.inputs == (6,)
-    error = result.items[1]
-    assert isinstance(error, ElementError)
-    assert "worker-9 on element 101 of its input, 2 times (os._exit(3))" in str(error.error)
-
-
-def test_several_kills_from_outside_condemn_nobody() -> None:
-    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[], accidents=[0, 0, *[3] * 5, 5]), Streak())
-    assert shape_of(result) == [[0], [10], [20], [30], [40], [50]]
-
-
-def test_an_element_on_which_every_worker_dies_silently_is_an_error_in_the_end() -> None:
-    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[2], reason=""), Streak())
-    error = result.items[2]
-    assert isinstance(error, ElementError)
-    assert "on element 102 of its input, 6 times. It may" in str(error.error)
+    assert "worker-9 on element 101 of its input, 2 times (os._exit(3))" in message_of(result, 1)
+    silent = isolate(SPEC, BLOCK, (100,), workers(deadly=[2], reason=""), Streak())
+    assert "on element 102 of its input, 6 times. It may" in message_of(silent, 2)
+    innocent = isolate(SPEC, BLOCK, (100,), workers(deadly=[], accidents=[0, 0, *[3] * 5, 5]), Streak())
+    assert shape_of(innocent) == [[0], [10], [20], [30], [40], [50]]
 
 
 def test_many_condemned_elements_in_a_row_are_not_the_elements_fault() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,14 +40,6 @@ def exits(x: Any) -> Any:
     sys.exit(3)
 
 
-def interrupts(x: Any) -> Any:
-    raise KeyboardInterrupt
-
-
-def leaves(x: Any) -> Any:
-    os._exit(3)
-
-
 def crashes(x: Any) -> Any:
     return ctypes.string_at(0)
 
@@ -69,42 +60,36 @@ def fails_oddly(x: Any) -> Any:
     raise Mute(1, 2)
 
 
-def dataset_of(hostile: Callable[[Any], Any]) -> Dataset:
-    return Dataset.range(40).map(lambda x: hostile(x) if x == GUILTY else x)
+HOSTILE = [
+    (exits, RaydistError, r"must not leave its process: map-1 .* raised SystemExit: 3"),
+    (crashes, RaydistError, ENDED + r"2 times \(Fatal Python error: Segmentation fault\)"),
+    (swells, MemoryError, r"10\.0 GiB"),
+    (departs, Departure, "left"),
+    (fails_oddly, Mute, ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("hostile", "kind", "message"),
-    [
-        (exits, RaydistError, r"must not leave its process: map-1 .* raised SystemExit: 3"),
-        (interrupts, RaydistError, r"must not leave its process: map-1 .* raised KeyboardInterrupt"),
-        (leaves, RaydistError, ENDED + r"2 times \(os\._exit\(3\)\)"),
-        (crashes, RaydistError, ENDED + r"2 times \(Fatal Python error: Segmentation fault\)"),
-        (swells, MemoryError, r"10\.0 GiB"),
-        (departs, Departure, "left"),
-        (fails_oddly, Mute, ""),
-    ],
-)
-def test_one_element_fails_and_all_others_arrive(
-    pool: ActorExecutor, shared_actors: set[str], hostile: Any, kind: type[BaseException], message: str
-) -> None:
-    iterator = iterate(dataset_of(hostile), lambda options: SharedExecutor(pool))
-    assert [int(next(iterator)) for _ in range(GUILTY)] == list(range(GUILTY))
-    with pytest.raises(kind) as caught:
-        next(iterator)
-    assert re.search(message, message_of(caught.value))
-    assert type(caught.value) is kind or kind is MemoryError  # numpy has a MemoryError of its own
-    notes = "\n".join(caught.value.__notes__)
-    assert "In map-1 (test_hostile_functions.py:" in notes
-    assert "element 5 of its input." in notes
-    if kind is MemoryError:
-        assert "worker-" in notes
-        assert f"{MEMORY:,} bytes (Options.input_worker_memory" in notes
-    assert [int(x) for x in iterator] == list(range(GUILTY + 1, 40))
-    assert len(pool.worker_names) == 2
+def test_one_element_fails_and_all_others_arrive(pool: ActorExecutor, shared_actors: set[str]) -> None:
+    for hostile, kind, message in HOSTILE:
+        dataset = Dataset.range(40).map(lambda x, hostile=hostile: hostile(x) if x == GUILTY else x)
+        iterator = iterate(dataset, lambda options: SharedExecutor(pool))
+        assert [int(next(iterator)) for _ in range(GUILTY)] == list(range(GUILTY))
+        with pytest.raises(kind) as caught:
+            next(iterator)
+        assert re.search(message, message_of(caught.value))
+        assert type(caught.value) is kind or kind is MemoryError  # numpy has a MemoryError of its own
+        notes = "\n".join(caught.value.__notes__)
+        assert "In map-1 (test_hostile_functions.py:" in notes
+        assert "element 5 of its input." in notes
+        if kind is MemoryError:
+            assert "worker-" in notes
+            assert f"{MEMORY:,} bytes (Options.input_worker_memory" in notes
+        assert [int(x) for x in iterator] == list(range(GUILTY + 1, 40)), hostile
+        assert len(pool.worker_names) == 2
     shared_actors |= live_actors()  # the workers that took the place of dead ones
 
 
+@pytest.mark.long  # on workers of this process: test_crash_bisection.py
 def test_a_function_that_always_crashes_ends_the_iteration(pool: ActorExecutor, shared_actors: set[str]) -> None:
     iterator = iterate(Dataset.range(40).map(crashes), lambda options: SharedExecutor(pool))
     for _ in range(2):

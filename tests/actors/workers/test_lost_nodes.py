@@ -1,4 +1,7 @@
-"""Nodes that hold stored results are killed: the elements and their order stay the same."""
+"""Nodes that hold stored results are killed: the elements and their order stay the same.
+
+Tests without nodes, of the same: `test_stored_results.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,10 @@ from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.dataset import Dataset
 from raydist.options import Options, Timeouts
-from raydist.pipelines.elements.convert import numpy_rows
-from raydist.pipelines.run.iterator import DatasetIterator
+from tests.contracts.op import iterate
 from tests.several_nodes import cluster, descendants, several_nodes
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(240)]
 
 
 def lose_nodes(seed: int, losses: int) -> int:
@@ -33,14 +35,7 @@ def lose_nodes(seed: int, losses: int) -> int:
     expected = [batch.tobytes() for batch in dataset.as_numpy_iterator()]
     nodes = [_add_node() for _ in range(2)]
     pool = ActorExecutor(2, name="lost", timeouts=Timeouts(element_s=60.0, start_s=60.0), resources={"input": 1.0})
-    iterator: DatasetIterator[Any] = DatasetIterator(
-        dataset._op,
-        options=dataset.options(),
-        seed=5,
-        epoch=0,
-        convert=numpy_rows,
-        make_executor=lambda options: SharedExecutor(pool),
-    )
+    iterator = iterate(dataset, lambda options: SharedExecutor(pool))
     lost = 0
     try:
         deaths = sorted(chance.sample(range(1, len(expected) - 1), losses))

@@ -6,7 +6,9 @@ import gc
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast, final
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -54,30 +56,37 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     return kept
 
 
-@pytest.mark.parametrize("kind", LARGE)
-def test_large_columns_are_stored_and_the_others_come_with_the_answer(kind: str, store: dict[str, bytes]) -> None:
-    rows = [(value, k) for k, value in enumerate(LARGE[kind])]
-    answer, stored = store_result(result_of(items_of_rows(rows)))
-    assert isinstance(stored, StoredColumns)
-    assert len(pickle.dumps(answer)) < 10_000 < stored.num_bytes
-    store["a"] = pickle.dumps(stored, protocol=5)
-    (block,) = with_row_ids(pickle.loads(pickle.dumps(answer)), Ref("a")).items
+def large_block(store: dict[str, bytes], name: str = "a", value: float = 1.0) -> Block:
+    """A block of ten rows whose values are in the store."""
+    answer, stored = store_result(result_of(items_of_rows([np.full((10, 1_000), value, np.float32)] * 10)))
+    store[name] = pickle.dumps(stored, protocol=5)
+    (block,) = with_row_ids(answer, Ref(name)).items
     assert isinstance(block, Block)
-    assert block.columns[1].tolist() == list(range(40))
-    for chosen in (block.slice(3, 9), block.take(np.array([39, 0, 7]))):
-        assert pickle.loads(pickle.dumps(chosen)).is_remote
-        found = chosen.in_memory()
-        for value, number in zip(found.columns[0], found.columns[1].tolist(), strict=True):
-            assert np.array_equal(value, LARGE[kind][number])
-            assert type(value) is type(LARGE[kind][number])
+    return block
+
+
+def test_large_columns_are_stored_and_the_others_come_with_the_answer(store: dict[str, bytes]) -> None:
+    for kind, values in LARGE.items():
+        rows = [(value, k) for k, value in enumerate(values)]
+        answer, stored = store_result(result_of(items_of_rows(rows)))
+        assert isinstance(stored, StoredColumns)
+        assert len(pickle.dumps(answer)) < 10_000 < stored.num_bytes, kind
+        store[kind] = pickle.dumps(stored, protocol=5)
+        (block,) = with_row_ids(pickle.loads(pickle.dumps(answer)), Ref(kind)).items
+        assert isinstance(block, Block)
+        assert block.columns[1].tolist() == list(range(40))
+        for chosen in (block.slice(3, 9), block.take(np.array([39, 0, 7]))):
+            assert pickle.loads(pickle.dumps(chosen)).is_remote
+            found = chosen.in_memory()
+            for value, number in zip(found.columns[0], found.columns[1].tolist(), strict=True):
+                assert np.array_equal(value, values[number]), kind
+                assert type(value) is type(values[number])
 
 
 def test_small_results_are_not_stored() -> None:
     for rows in ([np.zeros(100)] * 3, list(range(100_000)), [b"x" * 100] * 1_000):
         result = result_of(items_of_rows(rows))
-        answer, stored = store_result(result)
-        assert stored is None
-        assert answer is result
+        assert store_result(result) == (result, None)
 
 
 def test_blocks_of_one_kind_are_joined_and_errors_keep_their_places(store: dict[str, bytes]) -> None:
@@ -92,41 +101,27 @@ def test_blocks_of_one_kind_are_joined_and_errors_keep_their_places(store: dict[
     assert [block.in_memory().columns[0][:, 0].tolist() for block in (first, last)] == [[0.0, 1.0], [2.0, 3.0]]
 
 
-@pytest.mark.parametrize(
-    ("raised", "expected"),
-    [
+def test_a_result_that_cannot_be_had_is_an_error_of_the_pipeline(
+    store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = large_block(store)
+    for raised, expected in (
         (GetTimeoutError("late"), DeadlineExceededError),
         (ObjectLostError("00" * 28, None, ""), UnavailableError),
-    ],
-)
-def test_a_result_that_cannot_be_had_is_an_error_of_the_pipeline(
-    raised: Exception, expected: type[Exception], store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(ref: Any, timeout: float) -> Any:
-        raise raised
-
-    monkeypatch.setattr(ray, "get", fail)
-    answer, _ = store_result(result_of(items_of_rows(LARGE["dense"])))
-    (block,) = with_row_ids(answer, Ref("a")).items
-    assert isinstance(block, Block)
-    with pytest.raises(expected, match="A block of elements that an input worker made"):
-        block.in_memory()
+    ):
+        monkeypatch.setattr(ray, "get", Mock(side_effect=raised))
+        with pytest.raises(expected, match="A block of elements that an input worker made"):
+            block.in_memory()
 
 
 def test_a_result_is_mapped_once(store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    answer, stored = store_result(result_of(items_of_rows(LARGE["dense"])))
-    store["a"] = pickle.dumps(stored, protocol=5)
-    (block,) = with_row_ids(answer, Ref("a")).items
-    assert isinstance(block, Block)
+    block = large_block(store)
     copies = [pickle.loads(pickle.dumps(block)) for _ in range(2)]
     copies[0].in_memory()
     store.clear()
     copies[1].in_memory()
     monkeypatch.setattr(mapped_columns, "_KEPT_RESULTS", 1)
-    store["b"] = pickle.dumps(stored, protocol=5)
-    (other,) = with_row_ids(answer, Ref("b")).items
-    assert isinstance(other, Block)
-    other.in_memory()
+    large_block(store, "b").in_memory()
     pickled = pickle.dumps(block)
     del block, copies
     with pytest.raises(KeyError):  # the first one was let go
@@ -207,16 +202,10 @@ class Pool(Executor):
 def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
     pool = Pool()
     monkeypatch.setattr(ray, "get", pool.get)
-    monkeypatch.setattr(mapped_columns, "_mapped", NothingKept())
+    nothing_kept = SimpleNamespace(get=lambda ref, limit_s: mapped_columns._get(ref, limit_s))
+    monkeypatch.setattr(mapped_columns, "_mapped", nothing_kept)  # as in a process that has mapped nothing yet
     monkeypatch.setattr(result_recipes, "_may_ask", True)
     return pool
-
-
-class NothingKept:
-    """The cache of a process that has mapped nothing yet."""
-
-    def get(self, ref: Any, limit_s: float) -> Any:
-        return mapped_columns._get(ref, limit_s)
 
 
 def rows(value: float, count: int = 8) -> Block:
@@ -228,7 +217,7 @@ def firsts(block: Block) -> list[float]:
     return [float(row[0]) for row in block.in_memory().columns[0]]
 
 
-def test_so_is_one_that_does_not_come(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_does_not_come_is_made_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     block = pool.run("a", rows(1.0))
     limits: list[float] = []
 
@@ -243,13 +232,18 @@ def test_so_is_one_that_does_not_come(pool: Pool, monkeypatch: pytest.MonkeyPatc
     assert limits == [result_recipes._STALL_S] * 2
 
 
-def test_so_is_what_it_was_made_from_and_was_freed(pool: Pool) -> None:
+def test_what_it_was_made_from_and_was_freed_is_made_again_too(pool: Pool) -> None:
     block = pool.run("c", pool.run("b", pool.run("a", rows(1.0))))
     gc.collect()
     assert pool.made == ["a-0", "b-1", "c-2"]
     pool.lose_all()
     assert firsts(block) == [4.0] * 8
     assert pool.made[3:] == ["a-3", "b-4", "c-5"]
+    blocks = [pool.run("a", rows(float(k))) for k in range(4)]
+    last = pool.run("b", concat_blocks(blocks).take(np.array([31, 0, 9, 17, 2])))
+    del blocks
+    pool.lose_all()
+    assert firsts(last) == [5.0, 2.0, 3.0, 4.0, 2.0], "rows of several results in another order"
 
 
 def test_a_living_result_that_is_lost_too_is_made_once(pool: Pool) -> None:
@@ -262,46 +256,33 @@ def test_a_living_result_that_is_lost_too_is_made_once(pool: Pool) -> None:
     assert sorted(name[0] for name in pool.made) == ["a", "a", "b", "b", "c", "c"]
 
 
-def test_rows_of_several_results_in_another_order(pool: Pool) -> None:
-    blocks = [pool.run("a", rows(float(k))) for k in range(4)]
-    mixed = concat_blocks(blocks).take(np.array([31, 0, 9, 17, 2]))
-    last = pool.run("b", mixed)
-    del blocks, mixed
+def test_what_cannot_be_made_again_says_why(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, other = pool.run("a", rows(1.0)), pool.run("b", rows(2.0))
     pool.lose_all()
-    assert firsts(last) == [5.0, 2.0, 3.0, 4.0, 2.0]
-
-
-def test_another_result_than_the_first_time_is_data_loss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    block = pool.run("a", rows(1.0))
-    pool.lose_all()
-    monkeypatch.setattr(AddOne, "run", lambda self, block, start: [block.slice(0, 4)])
-    with pytest.raises(DataLossError, match="stage a was lost with its node .* a source has changed"):
-        firsts(block)
-
-
-def test_a_closed_pool_makes_nothing_again(pool: Pool) -> None:
-    block = pool.run("a", rows(1.0))
-    pool.lose_all()
+    with monkeypatch.context() as patch:
+        patch.setattr(AddOne, "run", lambda self, block, start: [block.slice(0, 4)])
+        with pytest.raises(DataLossError, match="stage a was lost with its node .* a source has changed"):
+            firsts(block)
     pool.closed = True
     with pytest.raises(UnavailableError, match="lost with its node and cannot be made again: The pool is closed"):
-        firsts(block)
+        firsts(other)
+    with pytest.raises(UnavailableError, match="no longer needed"):
+        make_again("gone")
 
 
 def test_a_reader_asks_the_owner(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    class Owner:
-        class make_again:
-            @staticmethod
-            def remote(lost: str) -> Any:
-                asked.append(lost)
-                return Answer((make_again(lost),))
-
     class Answer(tuple[Any, ...]):
         __slots__ = ()
 
+    def answer(lost: str) -> Answer:
+        asked.append(lost)
+        return Answer((make_again(lost),))
+
+    owner = SimpleNamespace(make_again=SimpleNamespace(remote=answer))
     monkeypatch.setattr(ray, "get", lambda ref, timeout: ref if isinstance(ref, Answer) else pool.get(ref, timeout))
-    monkeypatch.setattr(ray, "get_actor", lambda name: {"pipeline": Owner}[name])
+    monkeypatch.setattr(ray, "get_actor", lambda name: {"pipeline": owner}[name])
     monkeypatch.setattr(result_recipes, "_owner", "pipeline")
     block = pool.run("a", rows(1.0))
     pool.lose_all()
@@ -321,8 +302,3 @@ def test_large_values_are_not_kept_for_a_recipe() -> None:
     spec = StageSpec("a", (AddOne("a"),))
     assert Recipe.of(Pool(), spec, rows(1.0, count=8), (0,)) is not None
     assert Recipe.of(Pool(), spec, rows(1.0, count=80), (0,)) is None
-
-
-def test_a_result_that_nothing_refers_to_is_not_made_again() -> None:
-    with pytest.raises(UnavailableError, match="no longer needed"):
-        make_again("gone")
