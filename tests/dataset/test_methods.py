@@ -18,7 +18,6 @@ from raydist.core.errors import InvalidArgumentError, NotFoundError, SpecError
 from raydist.dataset import Dataset
 from raydist.dataset.base import graphs
 from raydist.pipelines.elements.spec import TensorSpec
-from tests.pipelines.formats.record_files import example, framed
 
 
 def test_every_iter_is_an_epoch_counted_from_zero_and_not_pickled() -> None:
@@ -157,11 +156,12 @@ def test_global_shuffle_of_a_map_style_torch_dataset() -> None:
     expected = [(index * index, str(index)) for index in range(100)]
     assert sorted(first) == sorted(second) == expected
     assert len({tuple(first), tuple(second), tuple(expected)}) == 3
-    iterator = iter(dataset)
-    whole = [next(iterator) for _ in range(40)]
-    resumed = iter(Dataset.from_torch(Squares()).global_shuffle(seed=3))
+    iterator = iter(Dataset.from_torch(Squares()).global_shuffle(seed=3))
+    for _ in range(40):
+        next(iterator)
+    resumed = iter(dataset)
     resumed.load_state_dict(iterator.state_dict())
-    assert sorted((int(x), text) for x, text in [*whole, *resumed]) == expected
+    assert [text for _, text in resumed] == [text for _, text in first[40:]]
 
 
 def test_stats_are_of_the_iteration_begun_last_and_explain_shows_what_ran() -> None:
@@ -190,14 +190,6 @@ def test_len_and_bool() -> None:
     assert bool(Dataset.range(0))
 
 
-def test_elements_are_torch_tensors_of_the_same_dtype() -> None:
-    dtypes = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64"]
-    dataset = Dataset.from_tensor_slices({name: np.ones((2, 3), name) for name in dtypes})
-    for row in dataset:
-        assert {name: str(value.dtype).removeprefix("torch.") for name, value in row.items()} == {n: n for n in dtypes}
-        assert all(value.shape == (3,) for value in row.values())
-
-
 def test_building_and_reading_numpy_needs_neither_torch_nor_ray() -> None:
     code = (
         "import sys; from raydist.dataset import Dataset; "
@@ -216,17 +208,6 @@ def test_what_the_writer_wrote_is_read(tmp_path: Path) -> None:
     names = rd.Dataset.from_tensor_slices([str(p) for p in paths])
     for dataset in (rd.TFRecordDataset(paths, "GZIP"), rd.TFRecordDataset(names, "GZIP", 2)):
         assert list(dataset) == [b"0.tfrecord", b"1.tfrecord"]
-
-
-def test_parses_in_batches(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(framed(*(example(x=[i], y=[float(i)]) for i in range(5))))
-    features = {"x": rd.FixedLenFeature((), "int64"), "y": rd.FixedLenFeature((1,), "float32")}
-    dataset = rd.TFRecordDataset(path).batch(2).map(lambda batch: rd.parse_example(batch, features))
-    assert [batch["x"].tolist() for batch in dataset] == [[0, 1], [2, 3], [4]]
-    assert [tuple(batch["y"].shape) for batch in dataset] == [(2, 1), (2, 1), (1, 1)]
-    one_by_one = rd.TFRecordDataset(path).map(lambda record: rd.parse_example(record, features))
-    assert [int(element["x"]) for element in one_by_one] == [0, 1, 2, 3, 4]
 
 
 def test_limits_are_settings(tmp_path: Path) -> None:

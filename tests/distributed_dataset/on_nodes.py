@@ -138,6 +138,27 @@ def a_state_goes_on_anywhere() -> None:
     assert head + [rows.tolist() for rows in alone] == whole
 
 
+def a_missing_file_is_named_with_its_node(folder: str) -> None:
+    """Where the node was to read it: the second one by FILE, that of the only pipeline by DATA."""
+    strategy = strategy_on_nodes()
+    lines = rd.TextLineDataset([write_files(folder)[0], f"{folder}/not here.txt"]).batch(2)
+    for policy in (rd.AutoShardPolicy.FILE, rd.AutoShardPolicy.DATA):
+        dataset = strategy.distribute_dataset(lines.with_options(rd.Options(auto_shard_policy=policy)), OPTIONS)
+        iterator, errors, rows = iter(dataset), list[rd.NotFoundError](), Counter[int]()
+        while len(errors) + sum(rows.values()) < 7:
+            try:
+                rows.update(int(row) for part in next(iterator).values for row in part)
+            except rd.NotFoundError as error:
+                errors.append(error)
+        assert next(iterator, None) is None
+        (missing,) = errors
+        assert "not here.txt" in str(missing)
+        # One pipeline for all is where the first replica was known to be when it was made, placed or not.
+        one = [strategy._pipelines()._main.node_id or ""]
+        nodes = strategy._launch().hosts if policy is rd.AutoShardPolicy.FILE else one
+        assert f"({nodes[-1][:8]})" in "".join(missing.__notes__), missing.__notes__
+
+
 def input_workers_are_on_the_nodes_of_the_replicas() -> None:
     """And on no other: the head, which the driver is on, makes no element."""
     strategy = strategy_on_nodes()
@@ -202,6 +223,7 @@ IN_A_FOLDER = (
     files_are_read_once_where_their_rows_go,
     data_gives_the_batches_of_one_device,
     gradients_are_means_over_the_rows_of_all_workers,
+    a_missing_file_is_named_with_its_node,
     large_rows_stay_on_their_node,
 )
 ELSEWHERE = (

@@ -20,31 +20,29 @@ from raydist.pipelines.elements.spec import TensorSpec
 from tests.actors.readers.fakes import fake_side
 
 OPTIONS = InputOptions(num_input_workers=0)
+EACH = InputOptions(per_replica=True, num_input_workers=0)
 
 
 def lists(batch: PerReplica) -> list[Any]:
     return [value.tolist() for value in batch.values]
 
 
+SIDES = st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 2), (6, 3)])  # replicas and workers
+
+
 @settings(max_examples=20)
-@given(
-    size=st.integers(0, 25),
-    batch=st.integers(1, 9),
-    replicas=st.integers(1, 4),
-    later=st.integers(1, 4),
-    data=st.data(),
-)
-def test_any_step_resumes_on_any_number_of_replicas(
-    size: int, batch: int, replicas: int, later: int, data: st.DataObject
+@given(size=st.integers(0, 25), batch=st.integers(1, 9), begun=SIDES, later=SIDES, data=st.data())
+def test_any_step_resumes_on_any_number_of_replicas_and_workers_and_on_one_device(
+    size: int, batch: int, begun: tuple[int, int], later: tuple[int, int], data: st.DataObject
 ) -> None:
-    def flat(batches: Any) -> list[int]:
-        return [row for one in batches for part in lists(one) for row in part]
+    def flat(batches: Any) -> list[list[int]]:
+        return [[row for part in lists(one) for row in part] for one in batches]
 
     dataset = Dataset.range(size).shuffle(5, seed=3).map(lambda x, *, rng: x * 100 + rng.integers(100))
     dataset = dataset.batch(batch).with_options(Options(seed=7))
-    whole = [int(x) for rows in dataset for x in rows]
-    stop = data.draw(st.integers(0, -(-size // batch)))
-    with fake_side(replicas) as side, fake_side(later) as other_side:
+    whole = [rows.tolist() for rows in dataset]
+    stop = data.draw(st.integers(0, len(whole)))
+    with fake_side(begun[0], num_workers=begun[1]) as side, fake_side(later[0], num_workers=later[1]) as other_side:
         iterator = iter(distribute(dataset, side, OPTIONS))
         head = flat(next(iterator) for _ in range(stop))
         state = json.loads(json.dumps(iterator.state_dict()))
@@ -54,7 +52,7 @@ def test_any_step_resumes_on_any_number_of_replicas(
         assert head + flat(resumed) == whole
         plain = iter(LocalDistributedDataset(dataset))
         plain.load_state_dict(state)
-        assert head + [int(x) for rows in plain for x in rows] == whole
+        assert head + [rows.tolist() for rows in plain] == whole
 
 
 def test_states_at_the_end_and_at_the_start_and_the_ends_of_an_iterator() -> None:
@@ -154,19 +152,16 @@ def test_a_function_is_told_for_whom_it_builds() -> None:
 
     with fake_side(2) as side:
         distribute_from_function(make, side, OPTIONS)
-        distribute_from_function(make, side, InputOptions(per_replica=True, num_input_workers=0))
+        distribute_from_function(make, side, EACH)
     assert seen == [InputContext(1, 0, 2), InputContext(2, 0, 2), InputContext(2, 1, 2)]
 
 
 def test_one_pipeline_per_replica_goes_on_until_none_has_rows() -> None:
-    options = InputOptions(per_replica=True, num_input_workers=0)
+    def make(context: InputContext) -> Dataset:
+        return Dataset.range(100 * context.input_pipeline_id, 101 * context.input_pipeline_id + 2)
+
     with fake_side(2) as side:
-        dataset = distribute_from_function(
-            lambda context: Dataset.range(100 * context.input_pipeline_id, 101 * context.input_pipeline_id + 2),
-            side,
-            options,
-        )
-        iterator = iter(dataset)
+        iterator = iter(distribute_from_function(make, side, EACH))
         assert [lists(next(iterator)) for _ in range(2)] == [[0, 100], [1, 101]]
         state = iterator.state_dict()
         assert [lists(batch) for batch in iterator] == [[[], 102]]
@@ -188,15 +183,14 @@ def test_states_of_function_datasets_belong_to_their_number_of_pipelines() -> No
     def make(context: InputContext) -> Dataset:
         return Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 6)
 
-    each = InputOptions(per_replica=True, num_input_workers=0)
     with fake_side(4, num_workers=2) as two, fake_side(4) as one, fake_side(2) as fewer:
-        iterator = iter(distribute_from_function(make, two, each))
+        iterator = iter(distribute_from_function(make, two, EACH))
         next(iterator)
         state = json.loads(json.dumps(iterator.state_dict()))
-        moved = iter(distribute_from_function(make, one, each))  # as many pipelines, on one node
+        moved = iter(distribute_from_function(make, one, EACH))  # as many pipelines, on one node
         moved.load_state_dict(state)
         assert [lists(batch) for batch in moved] == [lists(batch) for batch in iterator]
-        other = iter(distribute_from_function(make, fewer, each))
+        other = iter(distribute_from_function(make, fewer, EACH))
         other.load_state_dict(state)
         with pytest.raises(InvalidArgumentError, match="it is of 4, and there are 2 now"):
             next(other)

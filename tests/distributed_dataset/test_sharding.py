@@ -205,19 +205,6 @@ def test_too_few_files_are_an_error(files: list[str]) -> None:
     assert steps_of(numbers, (1, 2)) == [[[0, 1], [2, 3]], [[4], [5]]]  # one worker: nothing to share
 
 
-def test_a_state_of_two_nodes_gives_the_same_global_batches_anywhere() -> None:
-    """C7: an epoch begun on 2 nodes x 2 replicas goes on on any number of replicas and nodes, and on one device."""
-    dataset = Dataset.range(23).shuffle(9, seed=3).batch(4).with_options(Options(seed=5))
-    whole = [rows.tolist() for rows in LocalDistributedDataset(dataset)]
-    begun = run(dataset, (2, 2))
-    for stop, later in enumerate([(1, 1), (1, 3), (1, 4), (2, 2), (3, 2)]):
-        head, state = whole[: stop + 1], begun[stop][1]
-        assert head + [sum(step, []) for step in steps_of(dataset, later, "per_batch", state)] == whole
-        alone = iter(LocalDistributedDataset(dataset))
-        alone.load_state_dict(state)
-        assert head + [rows.tolist() for rows in alone] == whole
-
-
 def test_a_state_of_shards_belongs_to_its_number_of_workers(files: list[str]) -> None:
     for policy in (FILE, OFF):
         dataset = batches_of(files, 4, policy)

@@ -19,7 +19,7 @@ import raydist as rd
 from raydist.testing.strategy_checks import check_errors
 from raydist.testing.strategy_contract import CHECKS, check_batches, check_collectives, check_training, check_values
 from tests.contracts.exchange_program import check_exchanges
-from tests.distributed_dataset import missing_on_a_node, on_nodes
+from tests.distributed_dataset import on_nodes
 from tests.several_nodes import LIMITS, Nodes, cluster, descendants, shared_strategy
 from tests.strategies import test_gradient_kinds as kinds
 from tests.strategies import test_nonfinite as nonfinite
@@ -117,11 +117,6 @@ def test_input_on_two_nodes(check: Callable[[], None], nodes: Nodes) -> None:
 @pytest.mark.parametrize("check", on_nodes.FROM_A_POOL, ids=lambda check: str(check.__name__))
 def test_input_from_a_pool_on_two_nodes(check: Callable[..., None], nodes: Nodes, tmp_path: Path) -> None:
     nodes.run(on_nodes.from_a_pool, check, *([str(tmp_path)] if check in on_nodes.IN_A_FOLDER else []))
-
-
-@pytest.mark.parametrize("num_readers", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_files_that_one_node_lacks(num_readers: int, nodes: Nodes, tmp_path: Path) -> None:
-    nodes.run(missing_on_a_node.a_file_that_one_node_lacks_is_named_with_that_node, str(tmp_path), num_readers)
 
 
 def test_without_a_word_all_nodes_with_cpus_are_taken(nodes: Nodes) -> None:

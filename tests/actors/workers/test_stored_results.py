@@ -56,9 +56,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     return kept
 
 
-def large_block(store: dict[str, bytes], name: str = "a", value: float = 1.0) -> Block:
+def large_block(store: dict[str, bytes], name: str = "a") -> Block:
     """A block of ten rows whose values are in the store."""
-    answer, stored = store_result(result_of(items_of_rows([np.full((10, 1_000), value, np.float32)] * 10)))
+    answer, stored = store_result(result_of(items_of_rows([np.ones((10, 1_000), np.float32)] * 10)))
     store[name] = pickle.dumps(stored, protocol=5)
     (block,) = with_row_ids(answer, Ref(name)).items
     assert isinstance(block, Block)
@@ -232,28 +232,23 @@ def test_a_result_that_does_not_come_is_made_again(pool: Pool, monkeypatch: pyte
     assert limits == [result_recipes._STALL_S] * 2
 
 
-def test_what_it_was_made_from_and_was_freed_is_made_again_too(pool: Pool) -> None:
+def test_what_it_was_made_from_is_made_again_too_and_once(pool: Pool) -> None:
     block = pool.run("c", pool.run("b", pool.run("a", rows(1.0))))
     gc.collect()
     assert pool.made == ["a-0", "b-1", "c-2"]
     pool.lose_all()
     assert firsts(block) == [4.0] * 8
-    assert pool.made[3:] == ["a-3", "b-4", "c-5"]
-    blocks = [pool.run("a", rows(float(k))) for k in range(4)]
-    last = pool.run("b", concat_blocks(blocks).take(np.array([31, 0, 9, 17, 2])))
+    assert pool.made[3:] == ["a-3", "b-4", "c-5"], "what was freed"
+    first = pool.run("d", rows(1.0))
+    second, third = (pool.run(name, first) for name in "ef")
+    blocks = [pool.run("g", rows(float(k))) for k in range(4)]
+    mixed = pool.run("h", concat_blocks(blocks).take(np.array([31, 0, 9, 17, 2])))
     del blocks
     pool.lose_all()
-    assert firsts(last) == [5.0, 2.0, 3.0, 4.0, 2.0], "rows of several results in another order"
-
-
-def test_a_living_result_that_is_lost_too_is_made_once(pool: Pool) -> None:
-    first = pool.run("a", rows(1.0))
-    second = pool.run("b", first)
-    third = pool.run("c", first)
-    pool.lose_all()
+    assert firsts(mixed) == [5.0, 2.0, 3.0, 4.0, 2.0], "rows of several results in another order"
     assert firsts(third) == firsts(second) == [3.0] * 8
     assert firsts(first) == [2.0] * 8
-    assert sorted(name[0] for name in pool.made) == ["a", "a", "b", "b", "c", "c"]
+    assert [sum(name.startswith(each) for name in pool.made) for each in "def"] == [2, 2, 2], "what lives"
 
 
 def test_what_cannot_be_made_again_says_why(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
