@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from torch import manual_seed, seed
 import raydist as rd
 from raydist.context import current as module
 from raydist.context.current import (
-    StepCounter,
     current,
     has_strategy,
     in_cross_replica_context,
@@ -147,25 +146,9 @@ def test_scopes_and_runs_of_strategies_do_not_nest() -> None:
             strategy.run(lambda make=make: make().run(lambda: None))
 
 
-@dataclass
-class Made:
-    """A strategy."""
-
-    _closed: bool = False
-    _is_default: bool = False
-    made: tuple[object, ...] = ()
-
-    def _has_made(self, obj: Any) -> bool:
-        return obj in self.made
-
-    def _find_counter(self) -> StepCounter | None:
-        return None
-
-    def _make_counter(self) -> StepCounter:
-        return StepCounter()
-
-    def _find_restorer(self) -> None:
-        return None
+def made(*objects: int, closed: bool = False, default: bool = False) -> Any:
+    """A strategy that has made these objects."""
+    return SimpleNamespace(_closed=closed, _is_default=default, _has_made=objects.__contains__)
 
 
 class Living(list[Any]):
@@ -174,25 +157,22 @@ class Living(list[Any]):
     add = list.append
 
 
-def living(monkeypatch: pytest.MonkeyPatch, *strategies: Made) -> None:
+def living(monkeypatch: pytest.MonkeyPatch, *strategies: Any) -> None:
     found = Living(strategies)
     monkeypatch.setattr(module, "_living", lambda: found)
 
 
-def test_the_only_one_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Made()
-    living(monkeypatch, Made(_closed=True), one, Made(_is_default=True))
+def test_the_only_one_that_is_open_or_the_one_that_made_the_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = made()
+    living(monkeypatch, made(closed=True), one, made(default=True))
     assert training_strategy() is one
     assert open_strategies() == [one]
-    living(monkeypatch, Made(), Made())
+    living(monkeypatch, made(), made())
     assert training_strategy() is None
     living(monkeypatch)
     assert training_strategy() is None
-
-
-def test_the_one_that_made_the_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, closed, other = Made(made=(1, 2)), Made(_closed=True, made=(3,)), Made()
-    living(monkeypatch, one, closed, other)
+    one, closed = made(1, 2), made(3, closed=True)
+    living(monkeypatch, one, closed, made())
     assert training_strategy([7, 2]) is one
     assert training_strategy([3]) is closed
     assert training_strategy([1, 3]) is None

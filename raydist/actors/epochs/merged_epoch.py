@@ -148,10 +148,10 @@ class MergedSteps:
 
     def done_by(self, done: int) -> tuple[int, ...]:
         """Return the number of finished places of each worker for the first `done` merged places. `done` only grows."""
+        if done >= self._number:  # with the steps without rows that were skipped since: they take up the workers' credit
+            return tuple(feed.used for feed in self._feeds)
         while len(self._given) > 1 and self._given[1].number <= done:
             self._given.popleft()
-        if not self._given:
-            return (0,) * len(self._feeds)
         given = self._given[0]
         moved = max(0, done - given.number)
         return tuple(before + moved * moving for before, moving in zip(given.before, given.moving, strict=True))

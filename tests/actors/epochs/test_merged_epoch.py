@@ -188,15 +188,17 @@ def rows(entry: QueueEntry, *, padding: bool = False) -> list[list[Any]]:
 
 
 def test_groups_of_any_size_meet_and_a_step_in_which_nobody_has_rows_is_passed_over() -> None:
-    first = [group_entry(0, [[[0]], [[1]], [[]], [[3]]]), end_entry(4)]
-    second = [group_entry(0, [[[10]]]), group_entry(1, [[[11]], [[]], [[]]]), end_entry(4)]
-    one, more, end = everything(merged(first, second))
+    first = [group_entry(0, [[[0]], [[1]], [[2]], [[]], [[4]]]), end_entry(5)]
+    second = [group_entry(0, [[[10]]]), group_entry(1, [[[11]], [[12]], [[]], [[]]]), end_entry(5)]
+    one, more, last, end = everything(merged(first, second))
     assert rows(one) == [[[0], [10]]]
-    assert rows(more) == [[[1], [11]], [[3], []]]
-    assert (more.number, more.group and more.group.step, more.group and more.group.rows) == (1, 1, ((1, 1), (1, 0)))
-    assert (end.number, end.last) == (3, True)
-    assert [state["steps"] for state in (*one.states, *more.states)] == [[1, 1], [2, 2], [4, 4]]
-    assert [state["step"] for state in (*one.states, *more.states)] == [1, 2, 3]
+    assert rows(more) == [[[1], [11]], [[2], [12]]]
+    assert rows(last) == [[[4], []]]
+    assert (more.number, more.group and more.group.step, more.group and more.group.rows) == (1, 1, ((1, 1), (1, 1)))
+    assert (last.number, end.number, end.last) == (3, 4, True)
+    states = [state for entry in (one, more, last) for state in entry.states]
+    assert [state["steps"] for state in states] == [[1, 1], [2, 2], [3, 3], [5, 5]]
+    assert [state["step"] for state in states] == [1, 2, 3, 4]
 
 
 def test_a_worker_without_data_borrows_the_rows_of_another() -> None:
@@ -228,3 +230,7 @@ def test_each_worker_learns_how_far_the_readers_are() -> None:
     assert steps.done_by(0) == (0, 0)
     everything(steps)  # places 0 | 1, 2 | the end; place 1 of the workers was passed over
     assert [steps.done_by(done) for done in range(4)] == [(0, 0), (2, 3), (3, 3), (5, 3)]
+    empty = [group_entry(0, [[[]], [[]]])]
+    steps = merged(empty, empty)
+    assert steps.next_entry() is None
+    assert steps.done_by(0) == (2, 2), "a worker that made steps without rows only can make more"
