@@ -90,15 +90,11 @@ class SizedOrder:
 
 
 class Counting:
-    """A sampler that keeps the order that it shuffles, and counts its epochs unless its program tells it the epoch."""
+    """A sampler that counts its epochs, and keeps the order that it shuffles."""
 
     def __init__(self, count: int) -> None:
         self.epoch = 0
         self.indices = list(range(count))
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.indices.sort()
 
     def __iter__(self) -> Iterator[int]:
         random.Random(self.epoch).shuffle(self.indices)
@@ -107,6 +103,16 @@ class Counting:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+
+class WithEpoch(Counting):
+    """A sampler that is told the epoch by its program."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.Random(self.epoch).sample(self.indices, len(self.indices)))
 
 
 class Unsized:
@@ -183,6 +189,7 @@ def _sampler(rng: random.Random, dataset: Any) -> Any:
         lambda: SizedOrder(count, lambda g, n: random.sample(range(n), n), None),
         lambda: SizedOrder(count, lambda g, n: torch.randperm(n).tolist(), None),
         lambda: Counting(count),
+        lambda: WithEpoch(count),
         lambda: Unsized(count, _torch(rng)),
     ]
     return rng.choice(kinds)()
@@ -220,8 +227,7 @@ def make_loader(seed: int) -> MadeLoader:
     if kind == "plain":
         return DataLoader(dataset, shuffle=rng.random() < 0.7, **given), _nothing
     sampler = _sampler(rng, dataset)
-    told = getattr(sampler, "set_epoch", _nothing) if rng.random() < 0.5 else _nothing
-    return DataLoader(dataset, sampler=sampler, **given), told
+    return DataLoader(dataset, sampler=sampler, **given), getattr(sampler, "set_epoch", _nothing)
 
 
 def _nothing(epoch: int) -> None:

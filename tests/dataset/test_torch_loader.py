@@ -233,9 +233,9 @@ def test_random_numbers_of_samples_do_not_depend_on_who_reads_them(two: rd.Strat
         for _ in "ab"
         for batch in view
     ]
-    dataset = rd.Dataset.from_torch(loader(1)).with_options(rd.Options(num_input_workers=1))
+    dataset = rd.Dataset.from_torch(loader(2)).with_options(rd.Options(num_input_workers=1))
     apart = [[leaf.tolist() for leaf in batch] for _ in "ab" for batch in dataset]
     assert [leaves[:3] for leaves in alone] == [leaves[:3] for leaves in apart]
     assert len({number for leaves in alone for number in leaves[1]}) == 2 * 8
     assert all(leaves[3] == [0, 0] for leaves in alone)
-    assert all(leaves[3] == [10, 10] for leaves in apart)
+    assert all(set(leaves[3]) <= {10, 11} for leaves in apart)
