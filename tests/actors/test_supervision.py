@@ -120,13 +120,14 @@ def test_who_says_nothing_is_named_beside_the_peer_that_missed_it(
 
 
 @pytest.mark.ray
-def test_who_does_not_answer_is_named(workers: list[Any]) -> None:
+def test_who_does_not_answer_is_named(workers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydist.actors.supervision.GRACE_S", 0.2)
     answered = workers[0].answer.remote(1)
     wait([answered])
     with pytest.raises(
         DeadlineExceededError, match=r"within 0.5 s, but worker 1 did not answer.*raise Timeouts.step_s"
     ):
-        wait([answered, workers[1].stuck.remote(2.0)], timeout_s=0.5)
+        wait([answered, workers[1].stuck.remote(1.5)], timeout_s=0.5)
 
 
 @pytest.mark.ray

@@ -148,7 +148,7 @@ class MergedSteps:
 
     def done_by(self, done: int) -> tuple[int, ...]:
         """Return the number of finished places of each worker for the first `done` merged places. `done` only grows."""
-        if done >= self._number:  # with the steps without rows that were skipped since: they take up the workers' credit
+        if done >= self._number:  # with skipped steps without rows, which take up the credit
             return tuple(feed.used for feed in self._feeds)
         while len(self._given) > 1 and self._given[1].number <= done:
             self._given.popleft()
