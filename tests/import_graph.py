@@ -45,9 +45,10 @@ def modules() -> dict[str, Path]:
     return {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imports_of(source: str) -> set[Import]:
+@functools.cache
+def imports_of(source: str) -> frozenset[Import]:
     """Return the imports in the code of a module."""
-    return set(_walk(ast.parse(source), "run time"))
+    return frozenset(_walk(ast.parse(source), "run time"))
 
 
 def _walk(tree: ast.AST, kind: Kind) -> Iterator[Import]:

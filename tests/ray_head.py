@@ -62,6 +62,13 @@ class RayHome:
                     found[int(entry.parent.name)] = command[:100]
         return found
 
+    def processes_left(self, within_s: float) -> dict[int, str]:
+        """Those that are still there after so many seconds."""
+        deadline = time.monotonic() + within_s
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
 
 @dataclass(frozen=True)
 class RayHead:

@@ -1,4 +1,4 @@
-"""Scripts one after the other in one process, on one Ray: each by itself would first take 8 s of a core to start."""
+"""Scripts one after the other in one process, on one Ray, on shared strategies: else each starts for 8 s of a core."""
 
 from __future__ import annotations
 
@@ -14,14 +14,35 @@ import pytest
 
 from tests.ray_head import ray_home
 from tests.resuming.lives import is_readable
+from tests.shared_files import left_behind, shared_files
 from tests.watched_program import TOO_LONG, WatchedProgram
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 END_S = 30.0
 """Seconds in which the process must end when there are no more scripts."""
 
+# A strategy is closed when the process ends, and given to the next script that asks for one of the same settings.
 _PROGRAM = """
-import json, os, runpy, sys, traceback, warnings
+import inspect, json, os, runpy, sys, traceback, warnings
+import raydist as rd
+
+closers = []
+
+def sharing(kind):
+    made, close = {}, kind.close
+    def make(*arguments, **options):
+        wanted = inspect.signature(kind).bind(*arguments, **options)
+        wanted.apply_defaults()
+        if repr(wanted) not in made:
+            strategy = made[repr(wanted)] = kind(*arguments, **options)
+            closers.append(lambda: close(strategy))
+        made[repr(wanted)]._set_gradient_reduce_op(rd.RunOptions(gradient_reduce_op="MEAN"))
+        return made[repr(wanted)]
+    kind.close, kind.__exit__ = (lambda self: None), (lambda self, *error: None)
+    return make
+
+for name in ("Mirrored", "CentralStorage", "MultiWorkerMirrored", "ParameterServer"):
+    setattr(rd, f"{name}Strategy", sharing(getattr(rd, f"{name}Strategy")))
 done = os.fdopen(int(sys.argv[1]), "w", buffering=1)
 path = list(sys.path)
 for line in os.fdopen(os.dup(0)):  # `exit()` closes sys.stdin
@@ -39,6 +60,8 @@ for line in os.fdopen(os.dup(0)):  # `exit()` closes sys.stdin
     sys.stdout.flush()
     sys.stderr.flush()
     print(status, file=done)
+for close in closers:
+    close()
 """
 
 
@@ -51,8 +74,8 @@ class Scripts:
         self._program: WatchedProgram | None = None
         self._done = -1
 
-    def run(self, script: Path | str, *arguments: str, status: int = 0, limit_s: float = 280) -> str:
-        """Return the output of a script, which must end with `status`; a name alone is that of an example.
+    def run(self, script: Path | str, *arguments: str, status: int | str = 0, limit_s: float = 280) -> str:
+        """Return the output of a script, which must end with `status` (or these words); a name is that of an example.
 
         Where it must not end well, this holds what it and those before it have written to standard error, too.
         """
@@ -106,10 +129,13 @@ class Scripts:
 
 @pytest.fixture(scope="session")
 def scripts() -> Iterator[Scripts]:
-    """Runs scripts in one process, which has a Ray of its own."""
+    """Runs scripts in one process, which has a Ray of its own; nothing of that may outlive the process."""
+    files = shared_files()
     with ray_home() as home:
         # Workers of the Ray that the first script starts find modules beside examples, too.
         paths = os.pathsep.join(filter(None, [str(EXAMPLES), home.environment.get("PYTHONPATH", "")]))
         runner = Scripts({**home.environment, "PYTHONPATH": paths})
         yield runner
         runner.end()
+        assert home.processes_left(within_s=10) == {}
+    assert not left_behind(files)

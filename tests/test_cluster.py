@@ -40,23 +40,19 @@ def cluster(*nodes: Node) -> Cluster:
     return Cluster(started_here=False, nodes=nodes)
 
 
-def test_a_gpu_node_is_best() -> None:
+def test_the_best_node_has_gpus_or_is_ones_own_or_the_largest() -> None:
     found = cluster(node("own", CPU=64), node("one", CPU=8, GPU=1), node("four", CPU=8, GPU=4)).best_node()
     assert (found.node_id, found.num_gpus, found.num_cpus) == ("four", 4, 8)
-
-
-def test_without_gpus_ones_own_node_is_best() -> None:
     assert cluster(node("own", CPU=2), node("big", CPU=64)).best_node().node_id == "own"
+    on_a_head = cluster(node("own"), node("small", CPU=2), node("big", CPU=64))
+    assert on_a_head.best_node().node_id == "big"
 
 
-def test_a_driver_on_a_head_without_cpus_uses_the_largest_node() -> None:
-    assert cluster(node("own"), node("small", CPU=2), node("big", CPU=64)).best_node().node_id == "big"
-
-
-@pytest.mark.parametrize("nothing", [{"CPU": 0}, {}])
-def test_what_takes_nothing_is_an_error_before_anything_is_asked_for(nothing: dict[str, float]) -> None:
-    with pytest.raises(InvalidArgumentError, match="must take some of a Ray resource"):
-        place([{"CPU": 1}, nothing], strategy="PACK", timeout_s=1)
+def test_what_takes_nothing_is_an_error_before_anything_is_asked_for() -> None:
+    nothings: tuple[dict[str, float], ...] = ({"CPU": 0}, {})
+    for nothing in nothings:
+        with pytest.raises(InvalidArgumentError, match="must take some of a Ray resource"):
+            place([{"CPU": 1}, nothing], strategy="PACK", timeout_s=1)
 
 
 def test_nodes_that_are_drained_get_nothing_new() -> None:
@@ -75,42 +71,29 @@ def test_cpu_replicas_share_the_cores_of_a_ray_that_was_started_for_them() -> No
 
 
 @pytest.mark.ray
-def test_joins_the_running_ray(ray_cluster: None) -> None:
+def test_joins_the_running_ray_and_gives_reservations_back(ray_cluster: None) -> None:
     joined = connect()
     assert not joined.started_here
     assert [living.num_cpus for living in joined.nodes] == [4]
-
-
-@pytest.mark.ray
-def test_a_reservation_is_given_back(ray_cluster: None) -> None:
+    assert draining_nodes() == frozenset()
+    assert joined.nodes[0].node_id == this_node()
+    # A node that was added does not find the driver on its own loopback.
+    (here,) = joined.nodes
+    assert address_for([here.node_id] * 2, "127.0.0.1") == "127.0.0.1"
+    assert address_for([here.node_id, "added"], "127.0.0.1") == here.address
+    assert address_for(["added"], "10.0.0.9") == "10.0.0.9"
     for _ in range(2):  # the second one fits only if the first is gone
         release(place([{"CPU": 3.0}], strategy="STRICT_PACK", timeout_s=20))
     with pytest.raises(DeadlineExceededError, match=r"could not place 2 replicas within 0\.2 s.*2 x .*4 CPU"):
         place([{"CPU": 3.0}] * 2, strategy="STRICT_PACK", timeout_s=0.2)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-def test_a_node_that_was_added_does_not_find_the_driver_on_its_own_loopback(ray_cluster: None) -> None:
-    here = connect().nodes[0]
-    assert address_for([here.node_id] * 2, "127.0.0.1") == "127.0.0.1"
-    assert address_for([here.node_id, "added"], "127.0.0.1") == here.address
-    assert address_for(["added"], "10.0.0.9") == "10.0.0.9"
-
-
-def test_an_address_without_a_ray_is_an_error_that_says_what_to_do() -> None:
+def test_an_address_without_a_ray_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
-    with ray_home() as home:
-        done = subprocess.run(
-            [sys.executable, "-c", "from raydist.cluster.nodes import connect; connect()"],
-            env={**home.environment, "RAY_ADDRESS": f"127.0.0.1:{port}"},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-    assert done.returncode != 0
-    assert re.search(rf"UnavailableError: RAY_ADDRESS='127.0.0.1:{port}' .*unset RAY_ADDRESS", done.stderr), done.stderr
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # the session may have one
+    with pytest.raises(UnavailableError, match=rf"RAY_ADDRESS='127.0.0.1:{port}' .*unset RAY_ADDRESS"):
+        connect()
 
 
 THREADS = """
@@ -168,17 +151,17 @@ def test_ray_lasts_when_the_thread_that_needed_it_first_ends() -> None:
     assert re.match(r"told: .*raylet.*thread that has ended since.*ray\.shutdown\(\).* True", told)
 
 
-@pytest.mark.parametrize("before", [None, "mine.set_trace"])
-def test_breakpoints_of_this_process_stay_what_they_were(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+def test_breakpoints_of_this_process_stay_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray has them ask for a package that is not there, and go on without a word to the program."""
-    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
-    monkeypatch.delenv("RAY_DEBUG", raising=False)
-    if before is not None:
-        monkeypatch.setenv("PYTHONBREAKPOINT", before)
-    with contextlib.suppress(ConnectionError), _keeping_breakpoints():
-        monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb._driver_set_trace")
-        raise ConnectionError("nobody answers at this address")
-    assert os.environ.get("PYTHONBREAKPOINT") == before
+    for before in (None, "mine.set_trace"):
+        monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+        monkeypatch.delenv("RAY_DEBUG", raising=False)
+        if before is not None:
+            monkeypatch.setenv("PYTHONBREAKPOINT", before)
+        with contextlib.suppress(ConnectionError), _keeping_breakpoints():
+            monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb._driver_set_trace")
+            raise ConnectionError("nobody answers at this address")
+        assert os.environ.get("PYTHONBREAKPOINT") == before
 
 
 class AnyNode:
@@ -213,24 +196,17 @@ def in_job(runtime_env: dict[str, Any] | None) -> dict[str, str]:
     return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": runtime_env})}
 
 
-def test_script_folder_reaches_workers_of_a_job_with_a_working_directory() -> None:
-    environ = in_job({"working_dir": "gcs://a.zip", "env_vars": {"DEBUG": "1"}})
-    assert script_folder_for_workers(environ, SCRIPT, ["/lib", FOLDER]) == {"PYTHONPATH": FOLDER}
-
-
-@pytest.mark.parametrize(
-    ("environ", "sys_path"),
-    [
-        ({}, [FOLDER]),
-        (in_job(None), [FOLDER]),
-        (in_job({"pip": ["x"]}), [FOLDER]),
-        (in_job({"working_dir": "gcs://a.zip"}), ["/lib"]),
-        (in_job({"working_dir": "gcs://a.zip", "env_vars": {"PYTHONPATH": "/mine"}}), [FOLDER]),
-    ],
-    ids=["no job", "job without environment", "job without working directory", "python -m", "user has set it"],
-)
-def test_nothing_is_added_elsewhere(environ: dict[str, str], sys_path: list[str]) -> None:
-    assert script_folder_for_workers(environ, SCRIPT, sys_path) == {}
+def test_the_script_folder_reaches_workers_of_a_job_with_a_working_directory_and_no_others() -> None:
+    job = in_job({"working_dir": "gcs://a.zip", "env_vars": {"DEBUG": "1"}})
+    assert script_folder_for_workers(job, SCRIPT, ["/lib", FOLDER]) == {"PYTHONPATH": FOLDER}
+    for environ, sys_path in (
+        ({}, [FOLDER]),  # no job
+        (in_job(None), [FOLDER]),  # a job without environment
+        (in_job({"pip": ["x"]}), [FOLDER]),  # a job without working directory
+        (in_job({"working_dir": "gcs://a.zip"}), ["/lib"]),  # python -m
+        (in_job({"working_dir": "gcs://a.zip", "env_vars": {"PYTHONPATH": "/mine"}}), [FOLDER]),  # the user has set it
+    ):
+        assert script_folder_for_workers(environ, SCRIPT, sys_path) == {}, environ
 
 
 def in_a_thread(fn: object) -> None:
@@ -263,15 +239,8 @@ def test_without_ray_nothing_is_drained_and_nothing_started() -> None:
     assert done.stdout == "[]  False\n"
 
 
-@pytest.mark.ray
-def test_a_cluster_whose_nodes_stay(ray_cluster: None) -> None:
-    assert draining_nodes() == frozenset()
-    assert len(this_node()) == 56
-
-
-@pytest.mark.parametrize("failures", [1, 2])
-def test_a_ray_that_starts_too_slowly_is_started_once_more(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = [Exception("The current node timed out during startup. The GCS may be overloaded.")] * failures
+def test_a_ray_that_starts_too_slowly_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [Exception("The current node timed out during startup. The GCS may be overloaded.")]
     started: list[Any] = []
 
     def init_local(*_: Any, **__: Any) -> None:
@@ -281,9 +250,8 @@ def test_a_ray_that_starts_too_slowly_is_started_once_more(failures: int, monkey
 
     monkeypatch.setattr("raydist.cluster.nodes.init_local", init_local)
     monkeypatch.setattr("raydist.cluster.nodes.ray.shutdown", lambda: None)
-    if failures == 1:
+    _start()
+    assert started == [1]
+    errors += [Exception("The current node timed out during startup.")] * 2
+    with pytest.raises(DeadlineExceededError, match="must start within the 30 s.*Try again"):
         _start()
-        assert started == [1]
-    else:
-        with pytest.raises(DeadlineExceededError, match="must start within the 30 s.*Try again"):
-            _start()

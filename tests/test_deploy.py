@@ -30,20 +30,13 @@ def load(path: Path) -> dict[str, Any]:
     return config
 
 
-def named(path: Path) -> str:
-    return path.name
-
-
-@pytest.mark.parametrize("path", LAUNCHER, ids=named)
-def test_passes_the_validation_of_ray_up(path: Path) -> None:
-    config = prepare_config(load(path))
-    validate_config(config)
-    assert config["head_node_type"] in config["available_node_types"]
-    with pytest.raises(jsonschema.ValidationError, match="availble_node_types"):
-        validate_config(prepare_config({**load(path), "availble_node_types": {}}))
-
-
-def test_every_cluster_is_in_the_table() -> None:
+def test_clusters_pass_the_validation_of_ray_up_and_are_in_the_table() -> None:
+    for path in LAUNCHER:
+        config = prepare_config(load(path))
+        validate_config(config)
+        assert config["head_node_type"] in config["available_node_types"], path
+        with pytest.raises(jsonschema.ValidationError, match="availble_node_types"):
+            validate_config(prepare_config({**load(path), "availble_node_types": {}}))
     table = (DEPLOY / "README.md").read_text()
     assert all(f"]({path.name})" in table for path in DEPLOY.glob("*.yaml"))
 

@@ -55,11 +55,7 @@ class Described:
 
 
 def entries(doc: str, *sections: str) -> frozenset[str]:
-    """The names with a line of their own in these sections of a docstring in Google style.
-
-    >>> sorted(entries("Do.\\n\\nArgs:\\n    one, two: Numbers.\\n        more: text\\n\\nReturns:\\n    x: y", "Args"))
-    ['one', 'two']
-    """
+    """The names with a line of their own in these sections of a docstring in Google style."""
     found: set[str] = set()
     inside, indent = False, 0
     for line in inspect.cleandoc(doc).splitlines():
@@ -240,75 +236,45 @@ def home_of(package: ModuleType, name: str) -> str:
     return next(node.module or "" for node in imports if name in [alias.asname or alias.name for alias in node.names])
 
 
-def distinct(found: Iterator[Described]) -> list[Described]:
-    return list({one.name: one for one in found}.values())
-
-
 @functools.cache
 def public() -> tuple[Described, ...]:
-    return tuple(distinct(of_package(rd)))
+    return tuple({one.name: one for one in of_package(rd)}.values())
 
 
-def undescribed(found: list[Described]) -> list[str]:
-    return [one.name for one in found if not one.doc.strip()]
+def unexplained(one: Described) -> list[str]:
+    """Parameters without a description."""
+    return [name for name in one.parameters if one.doc and name not in one.explained]
 
 
-def unexplained(found: list[Described]) -> list[str]:
-    """Parameters without a description: "module.function: a, b"."""
-    lacks = {one.name: [p for p in one.parameters if p not in one.explained] for one in found if one.doc}
-    return [f"{name}: {', '.join(missing)}" for name, missing in lacks.items() if missing]
-
-
-def stale(found: list[Described]) -> list[str]:
-    """Descriptions of names that are not there."""
-    extra = {one.name: sorted(one.explained - one.known) for one in found}
-    return [f"{name}: {', '.join(names)}" for name, names in extra.items() if names]
-
-
-def unknown_errors(found: list[Described]) -> list[str]:
+def unknown_errors(one: Described) -> list[str]:
     """Return names under `Raises:` that are no errors of Python, raydist, or (with a dot) another library."""
-    names = {one.name: sorted(filter(is_unknown, entries(one.doc, "Raises"))) for one in found}
-    return [f"{name}: {', '.join(unknown)}" for name, unknown in names.items() if unknown]
+    named = sorted(entries(one.doc, "Raises"))
+    return [name for name in named if not ("." in name or name in errors.__all__ or hasattr(builtins, name))]
 
 
-def is_unknown(error: str) -> bool:
-    return "." not in error and error not in errors.__all__ and not hasattr(builtins, error)
+def report(title: str, problems: Callable[[Described], list[str]]) -> str:
+    """Problems of all public names, below a title; empty if there are none."""
+    found = {one.name: problems(one) for one in public()}
+    lines = [f"{name}: {', '.join(words)}" for name, words in found.items() if words]
+    return "\n".join([f"{len(lines)} {title}", *lines]) if lines else ""
 
 
-def without_example(found: list[Described]) -> list[str]:
-    return [one.name for one in found if one.needs_example and not one.has_example]
-
-
-def report(title: str, names: list[str]) -> str:
-    return "\n".join([f"{len(names)} {title}", *names])
-
-
-def test_has_a_docstring() -> None:
-    missing = undescribed(list(public()))
-    assert not missing, report("public names are not described:", missing)
-
-
-def test_every_parameter_is_explained() -> None:
-    missing = unexplained(list(public()))
-    assert not missing, report("need a line in `Args:` for each of these parameters:", missing)
-
-
-def test_nothing_is_explained_that_is_not_there() -> None:
-    extra = stale(list(public()))
-    assert not extra, report("explain parameters or attributes that they do not have:", extra)
-
-
-def test_errors_that_are_named_exist() -> None:
-    unknown = unknown_errors(list(public()))
-    assert not unknown, report("say that they raise errors that there are not:", unknown)
+def test_public_names_are_described_as_they_are() -> None:
+    problems: list[tuple[str, Callable[[Described], list[str]]]] = [
+        ("are not described", lambda one: [] if one.doc.strip() else ["no docstring"]),
+        ("need a line in `Args:` for each of these parameters", unexplained),
+        ("explain what they do not have", lambda one: sorted(one.explained - one.known)),
+        ("say that they raise errors that there are not", unknown_errors),
+    ]
+    for title, of_one in problems:
+        assert report(f"public names {title}:", of_one) == ""
 
 
 def test_most_have_an_example_that_runs() -> None:
     callables = [one for one in public() if one.needs_example]
-    missing = without_example(callables)
+    missing = [one.name for one in callables if not one.has_example]
     share = 1 - len(missing) / len(callables)
-    title = f"of {len(callables)} callables are without an example; {LEAST_EXAMPLES:.0%} must have one:"
-    assert share >= LEAST_EXAMPLES, report(title, missing)
+    assert share >= LEAST_EXAMPLES, "\n".join([f"{len(missing)} callables are without an example:", *missing])
 
 
 def test_entries_are_those_of_the_section() -> None:

@@ -20,6 +20,7 @@ from raydist.core.exception_utils import (
     shown,
     what_was_raised,
 )
+from tests.odd_errors import Departure
 
 CLASSES = [cls for cls in (getattr(errors, name) for name in errors.__all__) if cls is not errors.Preempted]
 
@@ -74,33 +75,24 @@ class Stiff(Exception):
         raise TypeError("not now")
 
 
-class Departure(BaseException):
-    """No Exception."""
-
-
-@pytest.mark.parametrize(
-    ("notes", "expected"),
-    [
+def test_any_notes_take_one_more() -> None:
+    cases: list[tuple[Any, list[Any]]] = [
         (None, ["new"]),
         ("old", ["old", "new"]),
         (("a", "b"), ["a", "b", "new"]),
         ([1, "b"], [1, "b", "new"]),
         ({"a": 1}, ["{'a': 1}", "new"]),
         (["new"], ["new"]),
-    ],
-)
-def test_any_notes_take_one_more(notes: Any, expected: list[Any]) -> None:
-    error = ValueError("bad")
-    error.__notes__ = notes
-    annotate(error, "new")
-    assert error.__notes__ == expected
-
-
-def test_a_class_that_takes_no_notes_is_left_alone() -> None:
-    annotate(Closed(), "new")
-    error = Stiff()
-    annotate(error, "new")
-    assert error.__notes__ == ["new"]
+    ]
+    for notes, expected in cases:
+        error = ValueError("bad")
+        error.__notes__ = notes
+        annotate(error, "new")
+        assert error.__notes__ == expected
+    annotate(Closed(), "new")  # takes none, and is left alone
+    stiff = Stiff()
+    annotate(stiff, "new")
+    assert stiff.__notes__ == ["new"]
 
 
 def test_notes_reach_what_is_carried() -> None:

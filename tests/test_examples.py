@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import raydist as rd
-from tests.shared_scripts import Scripts
-from tests.watched_program import run_program
+from tests.shared_scripts import EXAMPLES, Scripts
 
-ROOT = Path(__file__).parent.parent
 PARTS = {"digits_common.py", "chosen_strategy.py", "click_data.py", "training_loop.py"}
-SCRIPTS = {path.name for path in (ROOT / "examples").glob("*.py")} - PARTS
-STRATEGIES = runpy.run_path(str(ROOT / "examples" / "chosen_strategy.py"))["STRATEGIES"]
+SCRIPTS = {path.name for path in EXAMPLES.glob("*.py")} - PARTS
+STRATEGIES = runpy.run_path(str(EXAMPLES / "chosen_strategy.py"))["STRATEGIES"]
 NO_CHOICE = {"Strategy", "OneNodeStrategy"}  # bases for strategies of one's own
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def results_in(output: str) -> tuple[float, str]:
@@ -33,13 +30,6 @@ def results_in(output: str) -> tuple[float, str]:
     return float(accuracy[1]), parameters[1]
 
 
-@pytest.mark.parametrize("script", ["digits_raydist.py", "digits_fit.py"])
-def test_runs_on_one_device(script: str, scripts: Scripts) -> None:
-    accuracy, _ = results_in(scripts.run(script, "--strategy", "one_device", "--smoke"))
-    assert 0 <= accuracy <= 1
-
-
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("script", ["digits_fit.py", "char_transformer.py"])
 def test_goes_on_where_it_was_and_shows_its_curves(script: str, tmp_path: Path, scripts: Scripts) -> None:
     folders = ("--checkpoint", str(tmp_path / "run"), "--tensorboard", str(tmp_path / "logs"))
@@ -52,59 +42,53 @@ def test_goes_on_where_it_was_and_shows_its_curves(script: str, tmp_path: Path, 
     assert len(re.findall(r"^epoch \d|^Epoch \d", output, re.MULTILINE)) == (1 if resume else 2)
 
 
-@pytest.mark.timeout(180)
-def test_the_notebook_leads_from_data_to_curves(tmp_path: Path) -> None:
-    cells = json.loads((ROOT / "examples" / "from_data_to_curves.ipynb").read_text())["cells"]
+def test_the_notebook_leads_from_data_to_curves(tmp_path: Path, scripts: Scripts) -> None:
+    cells = json.loads((EXAMPLES / "from_data_to_curves.ipynb").read_text())["cells"]
     assert all(cell["outputs"] == [] for cell in cells if cell["cell_type"] == "code"), "clear the outputs"
+    code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     script = tmp_path / "cells.py"
-    script.write_text("\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
-    command = [sys.executable, str(script)]
-    output = run_program(command, folder=ROOT / "examples", environment={**os.environ, "TMPDIR": str(tmp_path)})
+    script.write_text(f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\n{code}\n\ntempfile.tempdir = None\n")
+    output = scripts.run(script)
     assert "6 epochs in the history" in output
     accuracies = re.findall(r"^val_multiclass_accuracy +(.*)$", output, re.MULTILINE)
     assert float(accuracies[0].split()[-1]) > 0.5
 
 
-def test_unknown_strategy(scripts: Scripts) -> None:
-    script = "digits_fit.py"
-    said = scripts.run(script, "--strategy", "quantum", status=2)
-    choices = ", ".join(map(repr, STRATEGIES))
-    assert f"{script}: error: argument --strategy: invalid choice: 'quantum' (choose from {choices})" in said
-
-
-def test_every_strategy_of_raydist_is_a_choice() -> None:
+def test_every_strategy_of_raydist_is_a_choice_and_no_other(scripts: Scripts) -> None:
     named = {name for name in rd.__all__ if name.endswith("Strategy")} - NO_CHOICE
-    makers = (ROOT / "examples" / "chosen_strategy.py").read_text()
-    assert named == set(re.findall(r"rd\.(\w+Strategy)\(", makers))
+    assert named == set(re.findall(r"rd\.(\w+Strategy)\(", (EXAMPLES / "chosen_strategy.py").read_text()))
     assert len(named) == len(STRATEGIES)
+    said = scripts.run("digits_fit.py", "--strategy", "quantum", status=2)
+    choices = ", ".join(map(repr, STRATEGIES))
+    assert f"digits_fit.py: error: argument --strategy: invalid choice: 'quantum' (choose from {choices})" in said
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
+def distances_in(output: str) -> list[float]:
+    """Between replicas, and from one device."""
+    return [float(found) for found in re.findall(r"^\D*: (\S+)$", output, flags=re.MULTILINE)]
+
+
 def test_a_strategy_of_ones_own_averages_parameters(scripts: Scripts) -> None:
-    outputs = [scripts.run("local_sgd.py", "--every", every) for every in ("1", "4")]
-    (apart, from_one), (apart_4, from_one_4) = (
-        [float(found) for found in re.findall(r"^\D*: (\S+)$", output, flags=re.MULTILINE)] for output in outputs
-    )
-    assert apart == apart_4 == 0.0, "the last batch is one after which they average"
-    assert from_one < 1e-12, "averages after every batch are those of gradients"
-    assert 1e-6 < from_one_4 < 0.1
+    apart, from_one = distances_in(scripts.run("local_sgd.py", "--every", "4"))
+    assert apart == 0.0, "the last batch is one after which they average"
+    assert 1e-6 < from_one < 0.1
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
+@pytest.mark.long
 def test_a_strategy_of_ones_own_keeps_what_a_strategy_promises(scripts: Scripts) -> None:
+    apart, from_one = distances_in(scripts.run("local_sgd.py", "--every", "1"))
+    assert apart == 0.0
+    assert from_one < 1e-12, "averages after every batch are those of gradients"
     assert "it keeps" in scripts.run("local_sgd.py", "--check")
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(180)
-def test_own_loop_runs_on_replicas(scripts: Scripts) -> None:
-    assert results_in(scripts.run("digits_raydist.py", "--replicas", "2", "--smoke"))[0] <= 1
+def test_fit_and_a_loop_of_ones_own_run_on_replicas(scripts: Scripts) -> None:
+    fitted = scripts.run("digits_fit.py", "--strategy", "mirrored", "--smoke")
+    assert re.search(r"^MirroredStrategy: .*, ", fitted, flags=re.MULTILINE)
+    assert results_in(fitted) == results_in(scripts.run("digits_raydist.py", "--replicas", "2", "--smoke"))
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(300)
+@pytest.mark.long
 def test_every_synchronous_strategy_trains_the_same_model(scripts: Scripts) -> None:
     """One program, one flag: on two replicas of one thread, all end with the same bits."""
     names = sorted(STRATEGIES.keys() - {"one_device", "tpu", "parameter_server"})
@@ -113,27 +97,22 @@ def test_every_synchronous_strategy_trains_the_same_model(scripts: Scripts) -> N
     assert len({results_in(output) for output in outputs}) == 1, outputs
 
 
-TABLES_AND_TEXT = {
-    "wide_and_deep.py": r"^test loss: (\d\.\d+)$",
-    "matrix_factorisation.py": r"^test error: (\d\.\d+) stars",
-    "char_lstm.py": r"^bits per character: (\d\.\d+) ",
-}
-"""Examples whose workers need not wait for each other, and what they print."""
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("script", TABLES_AND_TEXT)
-def test_tables_and_text_on_parameter_servers(script: str, scripts: Scripts) -> None:
-    output = scripts.run(script, "--strategy", "parameter_server", "--smoke")
-    found = re.search(TABLES_AND_TEXT[script], output, re.MULTILINE)
-    assert found, output
-    assert 0 < float(found[1]) < 6
+def test_tables_and_text_on_parameter_servers(scripts: Scripts) -> None:
+    """Workers need not wait for each other."""
+    for script, printed in {
+        "wide_and_deep.py": r"^test loss: (\d\.\d+)$",
+        "matrix_factorisation.py": r"^test error: (\d\.\d+) stars",
+        "char_lstm.py": r"^bits per character: (\d\.\d+) ",
+    }.items():
+        output = scripts.run(script, "--strategy", "parameter_server", "--consistency", "async", "--smoke")
+        found = re.search(printed, output, re.MULTILINE)
+        assert found, (script, output)
+        assert 0 < float(found[1]) < 6, script
 
 
 def test_tables_are_read_in_their_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    read = runpy.run_path(str(ROOT / "examples" / "click_data.py"))["read_table"]
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    read = runpy.run_path(str(EXAMPLES / "click_data.py"))["read_table"]
     census = ["5" if place in (0, 1, 6, 17, 18, 19, 25, 31, 40) else "Private" for place in range(42)] + ["50000+."]
     clicks = ["1", *map(str, range(13)), *("68fd1e64", "") * 13]
     (tmp_path / "census.csv").write_text("\n".join([", ".join(census)] * 2))
@@ -145,38 +124,27 @@ def test_tables_are_read_in_their_formats(tmp_path: Path, monkeypatch: pytest.Mo
         assert (table.words // 1_000_000 == np.arange(words)).all()
 
 
-@pytest.mark.timeout(120)
-def test_plain_pytorch_learns_digits(scripts: Scripts) -> None:
+def test_plain_pytorch_learns_digits_of_sklearn_or_of_a_file(tmp_path: Path, scripts: Scripts) -> None:
     accuracy, _ = results_in(scripts.run("digits_torch.py", "--epochs", "4"))
     assert accuracy >= 0.9
-
-
-def test_an_example_says_which_package_is_missing() -> None:
-    script = str(ROOT / "examples" / "finetune_text.py")
-    hidden = (
-        "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-    )
-    command = [sys.executable, "-c", hidden, script]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
-        1,
-        "This example needs transformers: pip install transformers",
-    )
-
-
-def test_takes_images_of_a_file(tmp_path: Path, scripts: Scripts) -> None:
     draw = np.random.default_rng(0)
     images, labels = draw.integers(0, 256, (60, 12, 16), dtype=np.uint8), draw.integers(0, 10, 60, dtype=np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
-    file = str(tmp_path / "images.npz")
-    of_torch = results_in(scripts.run("digits_torch.py", "--data", file, "--smoke"))
-    assert of_torch == results_in(scripts.run("digits_torch.py", "--data", file, "--smoke"))
+    flags = ("--data", str(tmp_path / "images.npz"), "--smoke")
+    assert results_in(scripts.run("digits_torch.py", *flags)) == results_in(scripts.run("digits_torch.py", *flags))
+
+
+def test_an_example_says_which_package_is_missing(tmp_path: Path, scripts: Scripts) -> None:
+    example = str(EXAMPLES / "finetune_text.py")
+    script = tmp_path / "hidden.py"
+    script.write_text(
+        f"import runpy, sys\nfrom unittest import mock\nsys.path.insert(0, {str(EXAMPLES)!r})\n"
+        f"with mock.patch.dict(sys.modules, transformers=None):\n    runpy.run_path({example!r}, run_name='__main__')\n"
+    )
+    scripts.run(script, status="This example needs transformers: pip install transformers")
 
 
 def test_every_example_is_tested() -> None:
-    files = ("test_examples.py", "test_ways_in.py", "hub/test_finetune_text.py")
-    tested = "".join((ROOT / "tests" / file).read_text() for file in files)
+    files = (Path(__file__), Path(__file__).parent / "hub" / "test_finetune_text.py")
+    tested = "".join(file.read_text() for file in files)
     assert {script for script in SCRIPTS if script not in tested} == set()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import re
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.shared_files import left_behind, used_by_others
-from tests.watched_program import run_program
+from tests.watched_program import TOO_LONG, WatchedProgram
 
 _MAP = """
 import mmap, sys
@@ -26,33 +26,20 @@ sys.stdin.read()
 _START = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True).pid, flush=True)"
 
 
-@pytest.fixture
-def file() -> Iterator[Path]:
-    path = Path("/dev/shm", f"raydist-of-a-test-{uuid.uuid4().hex}")
-    path.write_bytes(bytes(mmap.PAGESIZE))
-    yield path
-    path.unlink()
-
-
-def test_what_nobody_has_mapped_is_left_behind(file: Path) -> None:
-    assert left_behind((), within_s=0) >= {file.name}
-
-
-def test_what_a_child_has_mapped_is_left_behind(file: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", _MAP, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"mapped\n"
-        assert used_by_others({file.name}) == set()
-        child.communicate()
-
-
-def test_what_a_process_has_mapped_that_is_no_child_is_in_use(file: Path) -> None:
-    command = [sys.executable, "-c", _START, sys.executable, "-c", _MAP, str(file)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
-        assert starter.stdout is not None
-        assert {starter.stdout.readline()[:1].isdigit(), starter.stdout.readline()[:1].isdigit()} == {True, False}
-        starter.wait(20)  # then the other one has no parent any more
-        assert used_by_others({file.name}) == {file.name}
+def test_what_a_process_has_mapped_that_is_no_child_is_in_use_by_others() -> None:
+    file = Path("/dev/shm", f"raydist-of-a-test-{uuid.uuid4().hex}")
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    try:
+        assert left_behind((), within_s=0) >= {file.name}
+        command = [sys.executable, "-c", _START, sys.executable, "-c", _MAP, str(file)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+            assert starter.stdout is not None
+            # The other one is a grandchild, and then has no parent any more.
+            assert {starter.stdout.readline()[:1].isdigit(), starter.stdout.readline()[:1].isdigit()} == {True, False}
+            starter.wait(20)
+            assert used_by_others({file.name}) == {file.name}
+    finally:
+        file.unlink()
 
 
 HANGS = """
@@ -66,27 +53,14 @@ threading.Event().wait()
 """
 
 
-@contextmanager
-def time_is_over_on_a_signal() -> Iterator[None]:
+def test_a_program_that_hangs_says_where_each_of_its_threads_was(tmp_path: Path) -> None:
     """SIGUSR1 does what pytest-timeout does when a test takes too long, whatever the machine is doing."""
     before = signal.signal(signal.SIGUSR1, lambda *_: pytest.fail("took too long"))
     try:
-        yield
+        program = WatchedProgram.start([sys.executable, "-c", HANGS], folder=tmp_path)
+        with contextlib.closing(program):
+            with pytest.raises(TOO_LONG):
+                program.process.wait(50)
+            assert re.search("(?s)in time.*so far.*in waits_for_nobody.*<string>", str(program.hangs()))
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_program_that_hangs_says_where_each_of_its_threads_was(tmp_path: Path) -> None:
-    with (
-        time_is_over_on_a_signal(),
-        pytest.raises(AssertionError, match="(?s)in time.*so far.*in waits_for_nobody.*<string>"),
-    ):
-        run_program([sys.executable, "-c", HANGS], folder=tmp_path)
-
-
-def test_a_program_that_fails_shows_what_it_has_printed(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="(?s)ended with 3:.*one.*two"):
-        run_program(
-            [sys.executable, "-c", "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)"],
-            folder=tmp_path,
-        )

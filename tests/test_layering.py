@@ -166,13 +166,10 @@ def test_nothing_imports_in_a_circle() -> None:
 
 def test_every_module_has_a_layer() -> None:
     """Add a module without one to LAYERS, and inside of a package with ROOMS to these."""
-    assert [module for module in modules() if module != "raydist" and not _has_layer(module)] == []
-
-
-def _has_layer(module: str) -> bool:
-    package, *inside = module.split(".")[1:]
-    has_room = not inside or package not in ROOMS or room_of(module) < len(ROOMS[package])
-    return layer_of(module) < len(LAYERS) and has_room
+    for module in modules():
+        package, *inside = module.split(".")[1:] or ("",)
+        assert not package or layer_of(module) < len(LAYERS), module
+        assert not inside or package not in ROOMS or room_of(module) < len(ROOMS[package]), module
 
 
 def test_the_check_sees() -> None:
@@ -182,15 +179,11 @@ def test_the_check_sees() -> None:
         ("raydist.dataset.base", "if TYPE_CHECKING:\n    from raydist.training.model import Model", "upward"),
         ("raydist.dataset.base", "SINK = 'raydist.training.model'", "upward"),
         ("raydist.pipelines.run.plan", "POOLS = 'raydist.collectives.base:Communicator'", "upward"),
-        ("raydist.core.values", "from raydist import pipelines", "upward"),
         ("raydist.core.values", "from raydist import Dataset", "upward"),
         ("raydist.pipelines.engine.op", "from raydist.pipelines.ops.map import MapOp", "upward inside"),
-        ("raydist.pipelines.engine.op", "def f():\n    from raydist.pipelines.run.plan import x", "upward inside"),
         ("raydist.actors.workers.pool", "if TYPE_CHECKING:\n    import raydist.actors.epochs.link", "upward inside"),
-        ("raydist.pipelines.elements.rows", "NAME = 'raydist.pipelines.engine.op'", "upward inside"),
         ("raydist.strategies.one_node", "import ray", "Ray"),
         ("raydist.collectives.base", "def f():\n    from ray.util import collective", "Ray"),
-        ("raydist.context.strategy", "if TYPE_CHECKING:\n    import ray", "Ray"),
         ("raydist.pipelines.engine.op", "import torch", "torch"),
         ("raydist.options", "from torch import nn", "torch"),
         ("raydist.training.model", "from .callbacks import Callback", "relative"),

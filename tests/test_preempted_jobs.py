@@ -72,9 +72,7 @@ def check_saved(directory: Path, asked: float) -> None:
     assert saved is not None
     manifest = Path(saved, "manifest.json")
     megabytes = sum(file.stat().st_size for file in Path(saved).iterdir()) / 1e6
-    print(
-        f"{megabytes:.0f} MB were committed {manifest.stat().st_mtime - asked:.2f} s after the process was asked to end"
-    )
+    print(f"{megabytes:.0f} MB were committed {manifest.stat().st_mtime - asked:.2f} s after it was asked to end")
     assert megabytes > 200
 
 
@@ -149,18 +147,8 @@ def test_a_job_that_is_stopped_has_saved_and_the_next_run_goes_on(head: RayHead,
     address = ("--address", head.dashboard)
     variables = json.dumps({"env_vars": {"PYTHONPATH": str(ROOT)}})
     program = (sys.executable, PROGRAM, str(tmp_path), "0.5")
-    submitted = job(
-        head,
-        "submit",
-        *address,
-        "--no-wait",
-        "--submission-id",
-        "stopped",
-        "--runtime-env-json",
-        variables,
-        "--",
-        *program,
-    )
+    flags = ("--no-wait", "--submission-id", "stopped", "--runtime-env-json", variables)
+    submitted = job(head, "submit", *address, *flags, "--", *program)
     assert submitted.returncode == 0, submitted.stderr
     end = time.monotonic() + 60
     while "step 2\n" not in (logs := job(head, "logs", *address, "stopped").stdout) and time.monotonic() < end:

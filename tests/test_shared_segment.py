@@ -3,9 +3,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ import torch
 
 from raydist.utils import shared_segment as segments
 from raydist.utils.shared_segment import Segment
-from tests.fork_server import fork_server
 
 SIZE = 1 << 16
 
@@ -76,23 +75,22 @@ def test_a_rank_is_seen_until_it_closes(segment: Segment) -> None:
         other.hold(1)
 
 
-def hold_and_wait(name: str, token: bytes, ready: Connection) -> None:
-    segment = Segment.open(name, SIZE, token)
-    segment.hold(1)
-    ready.send("held")
-    time.sleep(60)
-
-
 def test_a_rank_is_seen_until_it_is_killed(segment: Segment) -> None:
-    context = fork_server()
-    mine, theirs = context.Pipe()
-    process = context.Process(target=hold_and_wait, args=(segment.name, segment.token, theirs), daemon=True)
-    process.start()
-    assert mine.poll(50)
+    holding, held = os.pipe()
+    child = os.fork()
+    if child == 0:
+        other = Segment.open(segment.name, SIZE, segment.token)
+        other.hold(1)
+        os.write(held, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(holding, 1)
     assert segment.holds(1)
-    process.kill()
-    process.join(10)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
     assert not segment.holds(1)
+    os.close(holding)
+    os.close(held)
 
 
 def test_a_child_does_not_hold_for_its_parent(segment: Segment) -> None:

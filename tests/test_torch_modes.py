@@ -30,20 +30,16 @@ BLOCKS: list[tuple[Block, TorchModes]] = [
 ]
 
 
-@pytest.mark.parametrize(("block", "modes"), BLOCKS)
-def test_what_a_program_says_is_found(block: Block, modes: TorchModes) -> None:
-    with block():
-        assert TorchModes.here() == modes
-    assert TorchModes.here() is None
-
-
-@pytest.mark.parametrize("modes", [modes for _, modes in BLOCKS])
-def test_what_travelled_is_applied(modes: TorchModes) -> None:
-    there = pickle.loads(pickle.dumps(modes))
-    for applied in (there.applied(), there.applied_among(SharedSettings(), 1.0)):
-        with applied:
+def test_what_a_program_says_is_found_and_applied_where_it_travelled() -> None:
+    for block, modes in BLOCKS:
+        with block():
             assert TorchModes.here() == modes
         assert TorchModes.here() is None
+        there = pickle.loads(pickle.dumps(modes))
+        for applied in (there.applied(), there.applied_among(SharedSettings(), 1.0)):
+            with applied:
+                assert TorchModes.here() == modes
+            assert TorchModes.here() is None
 
 
 def test_tensors_made_outside_of_inference_mode_count_writes() -> None:
@@ -72,13 +68,11 @@ def as_torch_has_it() -> Iterator[None]:
     assert TorchSettings.here() == TorchSettings()
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_what_is_applied_is_found_and_then_no_more(settings: TorchSettings) -> None:
-    with settings.applied():
-        assert TorchSettings.here() == settings
-
-
-def test_what_is_as_torch_has_it_is_left_alone() -> None:
+def test_settings_that_are_applied_are_found_and_others_left_alone() -> None:
+    for settings in SETTINGS:
+        with settings.applied():
+            assert TorchSettings.here() == settings
+        assert TorchSettings.here() == TorchSettings()
     with TorchSettings(torch.float16, "warn", "medium").applied(), DOUBLE.applied():
         assert TorchSettings.here() == TorchSettings(torch.float64, "warn", "medium")
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray_head import RAY, RayHead, RayHome, ray_home, running_head, running_node
-from tests.shared_files import left_behind, shared_files
+from tests.ray_head import RAY, RayHead, ray_home, running_head, running_node
 
 ROOT = Path(__file__).parent.parent
 FLAGS = ("--strategy", "mirrored", "--replicas", "2", "--smoke")
@@ -47,51 +46,37 @@ def output_of(command: list[str], environment: Mapping[str, str], *, folder: Pat
     return done.stdout
 
 
+def output_of_job(head: RayHead, *command: str) -> str:
+    submit = [str(RAY), "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--", "python", *command]
+    return output_of(submit, head.home.environment)
+
+
 def fingerprint_in(output: str) -> str:
     """The hash of the trained parameters, which the example prints last."""
     assert re.search(r"^test accuracy: 0\.\d{3}$", output, flags=re.MULTILINE), output
-    (found,) = re.findall(r"^parameters: (\w+)$", output, flags=re.MULTILINE)
+    (found,) = re.findall(r"^parameters: (\w{16})$", output, flags=re.MULTILINE)
     return str(found)
 
 
-def processes_left(home: RayHome, within_s: float) -> dict[int, str]:
-    deadline = time.monotonic() + within_s
-    while (left := home.processes()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return left
-
-
-@pytest.fixture(scope="module")
-def expected_fingerprint() -> str:
-    """The fingerprint of the run with a Ray of its own; nothing of that Ray may outlive the run."""
-    files = shared_files()
-    with ray_home() as home:
-        output = output_of([sys.executable, *EXAMPLE], home.environment)
-        assert processes_left(home, within_s=10) == {}
-    assert not left_behind(files)
-    return fingerprint_in(output)
-
-
-def test_ray_started_by_the_strategy(expected_fingerprint: str) -> None:
-    assert len(expected_fingerprint) == 16
-
-
-def test_running_cluster_found_by_ray_address(head: RayHead, expected_fingerprint: str) -> None:
+def test_a_submitted_job_trains_and_leaves_no_actor_on_the_cluster(head: RayHead) -> None:
+    """tests/test_examples.py has a Ray that is started by the strategy."""
+    output = output_of_job(head, *EXAMPLE)
+    assert re.search(r"^MirroredStrategy: [^,]*, [^,]*$", output, flags=re.MULTILINE), output
+    fingerprint_in(output)
     environment = {**head.home.environment, "RAY_ADDRESS": "auto"}
-    assert fingerprint_in(output_of([sys.executable, *EXAMPLE], environment)) == expected_fingerprint
     assert output_of([sys.executable, "-c", LIST_ACTORS], environment).split() == ["0"]
 
 
 @pytest.mark.long
-def test_running_cluster_joined_interactively(head: RayHead, expected_fingerprint: str) -> None:
+def test_all_ways_train_the_same_model(head: RayHead) -> None:
+    with ray_home() as home:
+        expected = fingerprint_in(output_of([sys.executable, *EXAMPLE], home.environment))
+        assert home.processes_left(within_s=10) == {}
+    assert fingerprint_in(output_of_job(head, *EXAMPLE)) == expected
+    found = {**head.home.environment, "RAY_ADDRESS": "auto"}
+    assert fingerprint_in(output_of([sys.executable, *EXAMPLE], found)) == expected
     command = [sys.executable, "-c", INTERACTIVE, "digits_fit.py", *FLAGS]  # as typed in a session started in examples/
-    output = output_of(command, head.home.environment, folder=ROOT / "examples")
-    assert fingerprint_in(output) == expected_fingerprint
-
-
-def test_submitted_job(head: RayHead, expected_fingerprint: str) -> None:
-    submit = [str(RAY), "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--", "python", *EXAMPLE]
-    assert fingerprint_in(output_of(submit, head.home.environment)) == expected_fingerprint
+    assert fingerprint_in(output_of(command, head.home.environment, folder=ROOT / "examples")) == expected
 
 
 def wait_for_agent(head: RayHead, within_s: float = 60.0) -> None:
@@ -107,14 +92,13 @@ def wait_for_agent(head: RayHead, within_s: float = 60.0) -> None:
         time.sleep(1.0)
 
 
+@pytest.mark.long
 def test_two_machines_and_one_job(head: RayHead) -> None:
     """README, "Several machines": a node joins, and a worker is on each of the two."""
-    submit = [str(RAY), "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--", "python"]
-    flags = ("--strategy", "multi_worker", "--replicas", "1", "--smoke")
     with running_node(head):
         wait_for_agent(head)
-        output = output_of([*submit, "examples/digits_fit.py", *flags], head.home.environment)
+        flags = ("--strategy", "multi_worker", "--replicas", "1", "--smoke")
+        output = output_of_job(head, "examples/digits_fit.py", *flags)
     (devices,) = re.findall(r"^MultiWorkerMirroredStrategy: (.*)$", output, flags=re.MULTILINE)
     assert len(devices.split(", ")) == 2
-    # Not the same bits: a replica that has a node for itself has more threads.
-    assert len(fingerprint_in(output)) == 16
+    fingerprint_in(output)  # not the same bits: a replica that has a node for itself has more threads

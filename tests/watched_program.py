@@ -22,24 +22,6 @@ TOO_LONG = (subprocess.TimeoutExpired, TimeoutError, pytest.fail.Exception)
 """Exceptions of a wait at its own limit, and at the limit of the test (from pytest-timeout)."""
 
 
-def run_program(
-    command: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None, limit_s: float = 280
-) -> str:
-    """Run a program to its end, which must be a good one; return its output.
-
-    Where it does not end within `limit_s`, or within the limit of the test that called, it is aborted, with the actors
-    that it has on Ray; the failure holds what all had printed, and the stacks of all their threads.
-    """
-    with contextlib.closing(WatchedProgram.start(command, folder=folder, environment=environment)) as program:
-        try:
-            status = program.process.wait(limit_s)
-        except TOO_LONG:
-            raise program.hangs() from None
-        if status != 0:
-            raise AssertionError(f"{' '.join(command)} ended with {status}:\n{program.printed()}")
-        return program.printed(err=False)
-
-
 @final
 class WatchedProgram:
     """A program that runs, and what it has printed so far.

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import raydist as rd
 from raydist.pipelines.formats import remote_file
+from tests.chaos.training import Training, resumed
 from tests.object_store.file_system import register
 from tests.object_store.server import ObjectStore, serve_objects
 
@@ -31,8 +31,8 @@ def can_mount() -> bool:
 def test_a_disk_that_gets_full_or_read_only(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("needs the program unshare, and the right to mount in a namespace of its own")
-    program = ROOT / "tests" / "chaos" / "programs" / "bad_disk.py"
-    command = ["unshare", "--map-root-user", "--mount", sys.executable, str(program), str(tmp_path)]
+    program = "tests.chaos.programs.bad_disk"  # in the folder of the repository
+    command = ["unshare", "--map-root-user", "--mount", sys.executable, "-m", program, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("No space left on device") == 4  # two saves without room, two without a name
@@ -50,58 +50,25 @@ def store() -> Iterator[ObjectStore]:
         yield served
 
 
-class Training:
-    """A tensor that each step changes, saved by a manager."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self.module, self.progress = torch.nn.Linear(100, 100), rd.State(step=0)
-        checkpoint = rd.Checkpoint(module=self.module, progress=self.progress)
-        self.manager = rd.CheckpointManager(checkpoint, store.uri("bucket/run"), max_to_keep=2)
-
-    def step(self) -> rd.SaveHandle:
-        with torch.no_grad():
-            self.module.weight.fill_(self.progress.step + 1)
-        self.progress.step += 1
-        handle = self.manager.save()
-        assert handle is not None
-        return handle
-
-    def resumed(self) -> int:
-        """At which step another process would go on."""
-        self.manager.restore_or_initialize()
-        assert self.module.weight.unique().tolist() == [self.progress.step]
-        return int(self.progress.step)
-
-
 def test_a_store_that_fails_now_and_then_lists_late_and_is_slow(store: ObjectStore) -> None:
     store.faults.failure_rate, store.faults.latency_s, store.faults.listing_delay_s = 0.05, 0.001, 0.2
-    training = Training(store)
-    safe = 0
+    training = Training(store.uri("bucket/run"))
     with warnings.catch_warnings(record=True):  # of saves that failed six times in a row, if any did
         warnings.simplefilter("always")
         for _ in range(10):
-            handle = training.step()
-            try:
-                handle.wait()
-                safe = training.progress.step
-            except rd.FailedPreconditionError:
-                pass
+            training.saves(rd.FailedPreconditionError)
         training.manager.close()
         store.faults.listing_delay_s = 0.0
-        again = Training(store)
-        assert again.resumed() == safe
-        again.manager.close()
-    assert safe >= 8
-    keys = store.keys()
-    assert all(SECRET.encode() not in (store.get(key) or b"") for key in keys)
+        assert resumed(store.uri("bucket/run")) == training.safe >= 8
+    assert all(SECRET.encode() not in (store.get(key) or b"") for key in store.keys(""))
 
 
 @pytest.mark.parametrize("fault", ["down", "read_only", "full"])
 def test_a_store_that_takes_nothing(store: ObjectStore, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_file, "ATTEMPTS", 2)
-    training = Training(store)
-    for _ in range(2):
-        training.step().wait()
+    training = Training(store.uri("bucket/run"))
+    assert training.saves()
+    assert training.saves()
 
     def break_store(*, broken: bool) -> None:
         store.faults.down = broken and fault == "down"
@@ -118,8 +85,6 @@ def test_a_store_that_takes_nothing(store: ObjectStore, fault: str, monkeypatch:
         training.manager.sync()
     assert not any(SECRET in str(each.message) for each in warned)
     break_store(broken=False)
-    training.step().wait()
+    assert training.saves()
     training.manager.close()
-    again = Training(store)
-    assert again.resumed() == 5
-    again.manager.close()
+    assert resumed(store.uri("bucket/run")) == 5

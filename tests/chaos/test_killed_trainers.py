@@ -16,8 +16,9 @@ import raydist as rd
 from tests.chaos.extent import how_many
 from tests.shared_strategies import few_workers
 
-SCHEDULED = how_many(some=60, many=1_000)
-KILLS = how_many(some=2, many=200)
+SCHEDULED = how_many(some=30, many=1_000)
+KILLS = how_many(some=1, many=200)
+WORKERS = how_many(some=1, many=2)
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(60 + 15 * KILLS)]
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.ma
 def test_every_effect_is_there_once_and_every_result() -> None:
     rng = random.Random(0)
     kill_at = set(rng.sample(range(SCHEDULED), KILLS))
-    strategy = few_workers(2)
+    strategy = few_workers(WORKERS)
     with strategy:
         with strategy.scope():
             weight = nn.Parameter(torch.zeros(2, dtype=torch.float64))

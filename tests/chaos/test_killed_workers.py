@@ -25,8 +25,8 @@ from tests.actors.workers.test_lost_nodes import random_pipeline
 from tests.chaos.extent import how_many
 from tests.contracts.op import iterate
 
-KILLS = how_many(some=20, many=200)
-KILLS_A_RUN = 10
+KILLS = how_many(some=6, many=200)
+KILLS_A_RUN = how_many(some=3, many=10)
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(60 + 12 * KILLS)]
 

@@ -35,16 +35,21 @@ class FileCase:
     Attributes:
         name: Of the file (or of the directory), with its ending.
         write: Makes a good one at a path.
-        read: What raydist makes of it, element after element. Errors of elements are raised at their places.
+        read: Its elements, or the dataset of them. Errors of elements are raised at their places.
         sealed: The ranges of bytes of a file that a checksum protects.
         unknowable: Damage of which no reader of the format can know.
     """
 
     name: str
-    write: Callable[[Path], None]
-    read: Callable[[str], Iterator[Any]]
+    write: Callable[[Path], Any]
+    read: Callable[[str], Iterator[Any] | rd.Dataset]
     sealed: Callable[[bytes], list[range]] = lambda content: []
     unknowable: Callable[[bytes, Mutant], bool] = lambda content, mutant: False
+
+    def elements(self, path: str) -> Iterator[Any]:
+        """What raydist makes of a file, element after element."""
+        found = self.read(path)
+        return found.as_numpy_iterator() if isinstance(found, rd.Dataset) else found
 
 
 def _everything(content: bytes) -> list[range]:
@@ -81,22 +86,8 @@ def _parquet_pages(content: bytes) -> list[range]:
             if chunk.dictionary_page_offset is None]  # fmt: skip
 
 
-def _read_parquet(path: str) -> Iterator[Any]:
-    return rd.Dataset.from_parquet(path).as_numpy_iterator()
-
-
-def _read_parquet_filtered(path: str) -> Iterator[Any]:
-    return rd.Dataset.from_parquet(path, columns=["text", "list"], filters=[("id", ">=", 10)]).as_numpy_iterator()
-
-
-def _write_arrow(path: Path) -> None:
-    with pa.ipc.new_file(path, _table().schema) as writer:
-        for batch in _table().to_batches(max_chunksize=20):
-            writer.write_batch(batch)
-
-
-def _write_arrow_compressed(path: Path) -> None:
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+def _write_arrow(path: Path, compression: str | None = None) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_file(path, _table().schema, options=options) as writer:
         for batch in _table().to_batches(max_chunksize=20):
             writer.write_batch(batch)
@@ -111,10 +102,6 @@ def _write_npz(path: Path) -> None:
     np.savez(
         path, x=np.repeat(_numbers(), 40, axis=1), y=np.arange(ROWS), name=np.array([f"row {i}" for i in range(ROWS)])
     )
-
-
-def _write_npz_compressed(path: Path) -> None:
-    np.savez_compressed(path, x=_numbers(), y=np.arange(ROWS))
 
 
 def _npz_members(content: bytes) -> list[range]:
@@ -144,10 +131,6 @@ def _at_a_border(content: bytes, mutant: Mutant) -> bool:
     return at == len(mutant.content) and (mutant.end is None)
 
 
-def _read_saved(path: str) -> Iterator[Any]:
-    return rd.Dataset.load(path).as_numpy_iterator()
-
-
 def _saved() -> rd.Dataset:
     return rd.Dataset.from_tensor_slices({"x": _numbers(), "y": np.arange(ROWS)}).shuffle(20, seed=1)
 
@@ -156,16 +139,10 @@ def _picture() -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
 
 
-def _write_png(path: Path) -> None:
+def _write_image(path: Path) -> None:
     import PIL.Image
 
-    PIL.Image.fromarray(_picture()).save(path, "png")
-
-
-def _write_jpeg(path: Path) -> None:
-    import simplejpeg
-
-    path.write_bytes(simplejpeg.encode_jpeg(_picture()))
+    PIL.Image.fromarray(_picture()).save(path)
 
 
 def _read_image(path: str) -> Iterator[Any]:
@@ -221,70 +198,49 @@ def _read_checkpoint(path: str) -> Iterator[Any]:
     yield torch.get_rng_state().numpy()
 
 
-def _read_json(path: str, compression_type: str | None = None) -> Iterator[Any]:
-    return rd.Dataset.from_json(path, compression_type=compression_type).as_numpy_iterator()
-
-
-def _read_arrow(path: str) -> Iterator[Any]:
-    return rd.Dataset.from_arrow(path).as_numpy_iterator()
-
-
 def _write_tar(path: Path) -> None:
     names = [(f"d/{i}.{member}", f"{member} {i}".encode()) for i in range(ROWS) for member in ("txt", "cls")]
     write_tar(path, names)
 
 
-def _read_tar(path: str) -> Iterator[Any]:
-    return rd.Dataset.from_tar(path, members=["txt", "cls"]).as_numpy_iterator()
-
-
-def _write_hub(path: Path) -> None:
-    save_to_disk(path, _table(), batch_rows=20)
-
-
-def _read_hub(path: str) -> Iterator[Any]:
-    return rd.Dataset.from_huggingface(path).as_numpy_iterator()
-
-
-def _read_numpy(path: str) -> Iterator[Any]:
-    return rd.Dataset.from_numpy(path).as_numpy_iterator()
+def _read_tar(path: str) -> rd.Dataset:
+    return rd.Dataset.from_tar(path, members=["txt", "cls"])
 
 
 CASES = {
     case.name: case
     for case in (
-        FileCase("a.parquet", _write_parquet, _read_parquet, _parquet_pages),
-        FileCase("filtered.parquet", _write_parquet, _read_parquet_filtered),
-        FileCase("a.arrow", _write_arrow, _read_arrow),
-        FileCase("zstd.arrow", _write_arrow_compressed, _read_arrow),
-        FileCase("a.jsonl", lambda path: _put(path, _json_lines()), _read_json),
+        FileCase("a.parquet", _write_parquet, rd.Dataset.from_parquet, _parquet_pages),
+        FileCase(
+            "filtered.parquet",
+            _write_parquet,
+            lambda path: rd.Dataset.from_parquet(path, columns=["text", "list"], filters=[("id", ">=", 10)]),
+        ),
+        FileCase("a.arrow", _write_arrow, rd.Dataset.from_arrow),
+        FileCase("zstd.arrow", lambda path: _write_arrow(path, "zstd"), rd.Dataset.from_arrow),
+        FileCase("a.jsonl", lambda path: path.write_bytes(_json_lines()), rd.Dataset.from_json),
         FileCase(
             "a.jsonl.gz",
-            lambda path: _put(path, gzip.compress(_json_lines(), mtime=0)),
-            lambda path: _read_json(path, "GZIP"),
+            lambda path: path.write_bytes(gzip.compress(_json_lines(), mtime=0)),
+            lambda path: rd.Dataset.from_json(path, compression_type="GZIP"),
         ),
         FileCase("a.tar", _write_tar, _read_tar),
         FileCase("a.tar.gz", _write_tar, _read_tar),
-        FileCase("hub", _write_hub, _read_hub),
-        FileCase("a.npy", lambda path: np.save(path, _numbers()), _read_numpy),
-        FileCase("a.npz", _write_npz, _read_numpy, _npz_members),
-        FileCase("compressed.npz", _write_npz_compressed, _read_numpy, _npz_members),
-        FileCase("a.png", _write_png, _read_image, _everything),
-        FileCase("a.jpeg", _write_jpeg, _read_image),
+        FileCase("hub", lambda path: save_to_disk(path, _table(), batch_rows=20), rd.Dataset.from_huggingface),
+        FileCase("a.npy", lambda path: np.save(path, _numbers()), rd.Dataset.from_numpy),
+        FileCase("a.npz", _write_npz, rd.Dataset.from_numpy, _npz_members),
         FileCase(
-            "a.tfrecord",
-            _write_records,
-            lambda path: rd.TFRecordDataset(path).as_numpy_iterator(),
-            _everything,
-            _at_a_border,
+            "compressed.npz",
+            lambda path: np.savez_compressed(path, x=_numbers(), y=np.arange(ROWS)),
+            rd.Dataset.from_numpy,
+            _npz_members,
         ),
-        FileCase("saved", lambda path: _saved().save(str(path)), _read_saved, _everything),
-        FileCase("saved.zstd", lambda path: _saved().save(str(path), compression="ZSTD"), _read_saved, _everything),
+        FileCase("a.png", _write_image, _read_image, _everything),
+        FileCase("a.jpeg", _write_image, _read_image),
+        FileCase("a.tfrecord", _write_records, rd.TFRecordDataset, _everything, _at_a_border),
+        FileCase("saved", lambda path: _saved().save(str(path)), rd.Dataset.load, _everything),
+        FileCase("saved.zstd", lambda path: _saved().save(str(path), compression="ZSTD"), rd.Dataset.load, _everything),
         FileCase("model.safetensors", _write_model, _read_model, _everything),
         FileCase("checkpoint", _write_checkpoint, _read_checkpoint, _everything),
     )
 }
-
-
-def _put(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

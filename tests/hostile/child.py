@@ -7,6 +7,7 @@ behind it ([number, outcome, words, bytes of memory]), and `end` behind the last
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import resource
@@ -34,17 +35,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     for line in sys.stdin:
         name, first, end, folder = json.loads(line)
-        attack_copies(name, first, end, Path(folder))
-        sys.stdout.write("end\n")
-        sys.stdout.flush()
-
-
-def attack_copies(name: str, first: int, end: int, folder: Path) -> None:
-    """Copies `first` to `end` - 1."""
-    outcomes = state_outcomes(folder, first, end) if name == STATES else file_outcomes(CASES[name], folder, first, end)
-    for number, outcome, words, used in outcomes:
-        sys.stdout.write(json.dumps([number, outcome, words, used]) + "\n")
-        sys.stdout.flush()
+        make = state_outcomes if name == STATES else functools.partial(file_outcomes, CASES[name])
+        for outcome in make(Path(folder), first, end):
+            print(json.dumps(outcome), flush=True)
+        print("end", flush=True)
 
 
 def file_outcomes(case: FileCase, folder: Path, first: int, end: int) -> Iterator[tuple[int, str, str, int]]:
@@ -75,7 +69,7 @@ def read_items(case: FileCase, path: str) -> tuple[list[Any], list[BaseException
     found: list[Any] = []
     errors: list[BaseException] = []
     try:
-        iterator = case.read(path)
+        iterator = case.elements(path)
         while len(found) + len(errors) < MAX_ITEMS:
             try:
                 found.append(copy.deepcopy(next(iterator)))
@@ -168,8 +162,7 @@ def _status(field: str) -> int:
 
 def begin(number: int) -> None:
     """Say which copy comes next."""
-    sys.stdout.write(f"begin {number}\n")
-    sys.stdout.flush()
+    print("begin", number, flush=True)
 
 
 def words_of(error: BaseException) -> str:

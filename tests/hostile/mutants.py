@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
 __all__ = ["Mutant", "mutant", "tampered"]
 
 _ODD_BYTES = (0, 1, 2, 0x7F, 0x80, 0xFE, 0xFF)
+_MOVING = ("cut", "insert", "remove", "double", "append")
+_KINDS = ("bit", "bit", "byte", "byte", "noise", "run", *_MOVING)
 _EDGE = 512  # headers and footers, where half of the damage goes
 
 
@@ -34,7 +35,17 @@ class Mutant:
 def mutant(content: bytes, number: int) -> Mutant:
     """Copy `number`."""
     draw = random.Random(f"mutant {number}")
-    return draw.choice(_KINDS)(content, _place(len(content), draw), draw)
+    kind, at, size = draw.choice(_KINDS), _place(len(content), draw), draw.randrange(1, 40)
+    if kind in _MOVING:
+        return _moved(kind, content, len(content) if kind == "append" else at, size, draw)
+    new = {
+        "bit": bytes([content[at] ^ 1 << draw.randrange(8)]),
+        "byte": bytes([draw.choice(_ODD_BYTES)]),
+        "noise": draw.randbytes(size),
+        "run": bytes([draw.choice((0, 0xFF))]) * size,
+    }[kind]
+    end = min(len(content), at + len(new))
+    return Mutant(content[:at] + new[: end - at] + content[end:], at, end, f"{kind} of {end - at} bytes at {at}")
 
 
 def _place(size: int, draw: random.Random) -> int:
@@ -42,57 +53,17 @@ def _place(size: int, draw: random.Random) -> int:
     return draw.choice((near, size - 1 - near, draw.randrange(size), draw.randrange(size)))
 
 
-def _over(content: bytes, at: int, new: bytes, what: str) -> Mutant:
-    end = min(len(content), at + len(new))
-    return Mutant(content[:at] + new[: end - at] + content[end:], at, end, f"{what} at {at}")
+def _moved(kind: str, content: bytes, at: int, size: int, draw: random.Random) -> Mutant:
+    end = min(len(content), at + size)
+    changed = {
+        "cut": content[:at],
+        "insert": content[:at] + draw.randbytes(size) + content[at:],
+        "remove": content[:at] + content[end:],
+        "double": content[:end] + content[at:],
+        "append": content + draw.randbytes(size),
+    }[kind]
+    return Mutant(changed, end if kind == "double" else at, None, f"{kind} of {size} bytes at {at}")
 
-
-def _flip(content: bytes, at: int, draw: random.Random) -> Mutant:
-    bit = draw.randrange(8)
-    return _over(content, at, bytes([content[at] ^ 1 << bit]), f"bit {bit} flipped")
-
-
-def _odd(content: bytes, at: int, draw: random.Random) -> Mutant:
-    value = draw.choice(_ODD_BYTES)
-    return _over(content, at, bytes([value]), f"byte {value}")
-
-
-def _noise(content: bytes, at: int, draw: random.Random) -> Mutant:
-    size = draw.randrange(1, 40)
-    return _over(content, at, draw.randbytes(size), f"{size} random bytes")
-
-
-def _run(content: bytes, at: int, draw: random.Random) -> Mutant:
-    size, value = draw.randrange(1, 40), draw.choice((0, 0xFF))
-    return _over(content, at, bytes([value]) * size, f"{size} bytes {value}")
-
-
-def _truncate(content: bytes, at: int, draw: random.Random) -> Mutant:
-    return Mutant(content[:at], at, None, f"cut to {at} bytes")
-
-
-def _insert(content: bytes, at: int, draw: random.Random) -> Mutant:
-    new = draw.randbytes(draw.randrange(1, 9))
-    return Mutant(content[:at] + new + content[at:], at, None, f"{len(new)} bytes put in at {at}")
-
-
-def _remove(content: bytes, at: int, draw: random.Random) -> Mutant:
-    size = draw.randrange(1, 9)
-    return Mutant(content[:at] + content[at + size :], at, None, f"{size} bytes taken out at {at}")
-
-
-def _double(content: bytes, at: int, draw: random.Random) -> Mutant:
-    end = min(len(content), at + draw.randrange(1, 200))
-    return Mutant(content[:end] + content[at:], end, None, f"bytes {at} to {end} doubled")
-
-
-def _append(content: bytes, at: int, draw: random.Random) -> Mutant:
-    size = draw.randrange(1, 40)
-    return Mutant(content + draw.randbytes(size), len(content), None, f"{size} bytes of garbage behind the end")
-
-
-_Damage = Callable[[bytes, int, random.Random], Mutant]
-_KINDS: tuple[_Damage, ...] = (_flip, _flip, _odd, _odd, _noise, _run, _truncate, _insert, _remove, _double, _append)
 
 _ODD_VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 7, 1 << 31, 1 << 63, 1 << 70, -(1 << 40), 0.5, float("nan"), float("inf"), "", "x", "1"),

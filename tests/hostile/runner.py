@@ -27,13 +27,7 @@ _ROOT = Path(__file__).parents[2]
 @final
 @dataclass
 class Report:
-    """What became of the copies of one case.
-
-    Attributes:
-        counts: How often each outcome was seen: a type of error, "same" or "other" elements, or one of the bad ones.
-        bad: Copies that were not survived, or raised what is not raydist's, or were not noticed, or took much memory.
-        most_memory: Beyond the file, of all copies.
-    """
+    """How often each outcome was seen (a type of error, "same" or "other" elements, a bad one), and what was bad."""
 
     counts: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)

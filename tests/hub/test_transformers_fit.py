@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 
 import raydist as rd
 from tests.hub.harness import BATCH, Case, Tensors, assert_same, batches_of, seeded, sgd, train_plainly
-from tests.hub.models import TEXT, TRANSFORMERS, checkpointed_gpt2, gpt2, llama, own_loss, padding_mask, tokens
+from tests.hub.models import TEXT, TRANSFORMERS, gpt2, llama, own_loss, padding_mask, tokens
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -123,16 +122,6 @@ def test_16_bits(precision: Any, dtype: torch.dtype, two: rd.MirroredStrategy) -
     if precision == "fp16":
         assert model.checkpoint_objects()["scaler"].state_dict() == scaler.state_dict()
     assert model.predict(data, verbose=False)["logits"].dtype == torch.float32
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing(reentrant: bool, two: rd.MirroredStrategy) -> None:
-    rows = {**TEXT, "labels": SPOKEN}
-    plain = train_plainly(seeded(gpt2), batches_of(rows), own_loss)
-    model = compiled(two, Case(partial(checkpointed_gpt2, reentrant), rows, own_loss))
-    model.fit(rd.Dataset.from_tensor_slices(rows).batch(BATCH), verbose=False)
-    assert model.module.is_gradient_checkpointing
-    assert_same(model.module.state_dict(), plain.state_dict(), FLOAT32_LOSS)
 
 
 def test_save_pretrained_of_adapters(two: rd.MirroredStrategy, tmp_path: Path) -> None:

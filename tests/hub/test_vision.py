@@ -72,9 +72,7 @@ STEPS = torch.arange(11) * 80
 
 VISION = {
     "timm ResNet": Case(of_timm("test_resnet"), PIXELS, image_loss, prepare=rd.SyncBatchNorm.convert),
-    "timm EfficientNet": Case(of_timm("test_efficientnet"), PIXELS, image_loss, prepare=rd.SyncBatchNorm.convert),
     "timm ViT": Case(of_timm("test_vit"), {**PIXELS, "images": noise(3, 160, 160)}, image_loss),
-    "timm ConvNeXt": Case(of_timm("test_convnext"), PIXELS, image_loss),
     "torchvision ResNet": Case(resnet, PIXELS, image_loss, prepare=rd.SyncBatchNorm.convert),
     "diffusers UNet": Case(
         unet, {"noisy": noise(3, 8, 8), "noise": noise(3, 8, 8, seed=4), "timesteps": STEPS}, denoising_loss

@@ -1,50 +1,29 @@
-"""How fsspec reaches the object store of the tests: `loopback://host:port/bucket/key`.
+"""How fsspec reaches the object store of the tests: `loopback://address/bucket/key`.
 
 It tries nothing twice, caches no listings, and its errors are those that file systems of clouds raise.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
-import http.client
-import json
 from typing import Any, final
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-__all__ = ["LoopbackError", "LoopbackFileSystem", "register"]
+from tests.object_store.server import STORES
 
-_SILENCE_S = 20.0
-
-
-@final
-class LoopbackError(OSError):
-    """An answer that is no success.
-
-    Attributes:
-        status: Of HTTP.
-    """
-
-    def __init__(self, status: int, key: str) -> None:
-        super().__init__(errno.ENOSPC if status == 507 else errno.EIO, f"status {status}", key)
-        self.status = status
+__all__ = ["LoopbackFileSystem", "register"]
 
 
 @final
 class LoopbackFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is not annotated
-    """Objects of one server.
-
-    Args:
-        address: host:port.
-        login: `user:password`, or nothing.
-    """
+    """Objects of the store at an address, with its login or without one."""
 
     protocol = "loopback"
-    cachable = False  # instances of one address may meet different servers, one after the other
+    cachable = False  # instances of one address may meet different stores, one after the other
 
     def __init__(self, address: str = "", login: str = "", **options: Any) -> None:
         super().__init__(address=address, login=login, **options)
@@ -61,36 +40,14 @@ class LoopbackFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is
         login, _, address = urlsplit(path).netloc.rpartition("@")
         return {"address": address, "login": login} if login else {"address": address}
 
-    def _ask(self, method: str, path: str, *, query: str = "", body: bytes = b"", **headers: str) -> bytes:
-        """One request.
-
-        Raises:
-            FileNotFoundError: Status 404.
-            FileExistsError: Status 412.
-            PermissionError: Status 403.
-            LoopbackError: Another status that is no success.
-            ConnectionError: The connection broke.
-        """
-        key = self._strip_protocol(path)
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        if self._login:
-            sent["Authorization"] = f"Basic {base64.b64encode(self._login.encode()).decode()}"
-        connection = http.client.HTTPConnection(self._address, timeout=_SILENCE_S)
-        with contextlib.closing(connection):
-            try:
-                connection.request(method, f"/{quote(key)}{query}", body, sent)
-                response = connection.getresponse()
-                content = response.read()
-            except http.client.HTTPException as error:
-                raise ConnectionResetError(errno.ECONNRESET, f"{type(error).__name__}: {error}", key) from error
-        _require_success(response.status, key)
-        return b"%d" % int(response.headers["Content-Length"]) if method == "HEAD" else content
+    def _ask(self, method: str, path: str, content: bytes | None = None, **options: Any) -> Any:
+        return STORES[self._address].ask(method, self._strip_protocol(path), self._login, content, **options)
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
         """What lies directly under a path."""
         key = self._strip_protocol(path)
         under = f"{key}/" if key else ""
-        sizes: dict[str, int] = json.loads(self._ask("GET", "", query=f"?prefix={quote(key)}"))
+        sizes: dict[str, int] = self._ask("LIST", key)
         found = {key: _entry(key, sizes[key])} if key in sizes else {}
         for name, size in sizes.items():
             if name.startswith(under):
@@ -104,7 +61,7 @@ class LoopbackFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is
         """Of an object, or of what lies under a path."""
         key = self._strip_protocol(path)
         with contextlib.suppress(FileNotFoundError):
-            return _entry(key, int(self._ask("HEAD", key)))
+            return _entry(key, len(self._ask("GET", key)))
         if key and not any(each["name"] != key for each in self.ls(key)):
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
         return _entry(key, None)
@@ -119,27 +76,21 @@ class LoopbackFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is
         """Remove an object. Whether there was one is not told."""
         self._ask("DELETE", path)
 
-    def _rm(self, path: str) -> None:
-        self.rm_file(path)
+    _rm = rm_file
 
     def cp_file(self, path1: str, path2: str, **options: Any) -> None:
         """Copy an object inside the store. A directory is no object."""
         if not self.isdir(path1):
-            self._ask("PUT", path2, query=f"?source={quote(self._strip_protocol(path1))}")
+            self._ask("PUT", path2, source=self._strip_protocol(path1))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         """Bytes of an object."""
-        if start is None and end is None:
-            return self._ask("GET", path)
-        size = self.info(path)["size"]
-        first = _place(start or 0, size)
-        last = size if end is None else min(_place(end, size), size)
-        return self._ask("GET", path, Range=f"bytes={first}-{last - 1}") if last > first else b""
+        content: bytes = self._ask("GET", path)
+        return content[slice(start, end)]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         """Write an object; mode "create": a new one."""
-        only_new = {"If_None_Match": "*"} if mode == "create" else {}
-        self._ask("PUT", path, body=value, **only_new)
+        self._ask("PUT", path, bytes(value), only_new=mode == "create")
 
     def _open(self, path: str, mode: str = "rb", block_size: Any = None, **options: Any) -> _LoopbackFile:
         return _LoopbackFile(self, path, mode, block_size or "default", cache_type="none", **options)
@@ -162,23 +113,8 @@ class _LoopbackFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is no
         return final
 
 
-def _require_success(status: int, key: str) -> None:
-    if status == 404:
-        raise FileNotFoundError(errno.ENOENT, "no such object", key)
-    if status == 412:
-        raise FileExistsError(errno.EEXIST, "the object exists", key)
-    if status == 403:
-        raise PermissionError(errno.EACCES, "not allowed", key)
-    if status >= 300:
-        raise LoopbackError(status, key)
-
-
 def _entry(key: str, size: int | None) -> dict[str, Any]:
     return {"name": key, "size": size or 0, "type": "directory" if size is None else "file"}
-
-
-def _place(at: int, size: int) -> int:
-    return max(0, size + at) if at < 0 else at
 
 
 def register() -> None:

@@ -52,15 +52,10 @@ def test_sigterm_is_a_reason_until_it_stops() -> None:
     assert flag.reason is None
 
 
-def start_twice(flag: PreemptionFlag) -> None:
-    flag.start()
-    flag.start()
-
-
 def test_in_another_thread_only_nodes_are_watched_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     flag = PreemptionFlag(set)
     with caplog.at_level(logging.WARNING, "raydist"):
-        thread = threading.Thread(target=start_twice, args=(flag,), name="mine")
+        thread = threading.Thread(target=lambda: (flag.start(), flag.start()), name="mine")
         thread.start()
         thread.join()
     flag.stop()
@@ -130,11 +125,8 @@ def test_all_save_then_handlers_run_then_the_process_ends() -> None:
 class Queue:
     """Has functions that wait, each of a boundary."""
 
-    def __init__(self, *waiting: int) -> None:
-        self.waiting = waiting
-
     def cancel_pending(self, boundary: int) -> list[int]:
-        return [each for each in self.waiting if each >= boundary]
+        return [each for each in (3, 5, 6) if each >= boundary]
 
 
 def test_functions_that_wait_are_given_up_and_what_was_drawn_for_them_is_undone() -> None:
@@ -148,14 +140,13 @@ def test_functions_that_wait_are_given_up_and_what_was_drawn_for_them_is_undone(
         def save_before_exit(self, reason: str, *, undone: int | None) -> Preempted:
             return Preempted(message=f"{reason}; undone from {undone}")
 
-    watcher, empty, queue = Undoes(told, "a"), Queue(), Queue(3, 5, 6)
+    watcher, queue = Undoes(told, "a"), Queue()
     boundaries.watch(watcher)
-    for each in (empty, queue):
-        boundaries.add_queue(each)
+    boundaries.add_queue(queue)
     boundaries.flag.reason = "it received SIGTERM"
     with pytest.raises(Preempted, match="before 2 functions that were scheduled had begun.* undone from 5"):
         boundaries.end_if_preempted(before_draw=False)
-    del queue, each
+    del queue
     gc.collect()
     with pytest.raises(Preempted, match="SIGTERM; undone from 1"):
         boundaries.pass_boundary()

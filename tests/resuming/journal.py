@@ -14,9 +14,6 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.collectives.tensors import flat_bytes
-from raydist.core.errors import FailedPreconditionError, SpecError
-
 __all__ = ["Account", "JOURNAL_VARIABLE", "Journal", "account_of", "differences", "state_digest"]
 
 
@@ -29,13 +26,7 @@ _KEPT = "kept"
 
 @final
 class Journal:
-    """The journal of one trial, written by the program. The constructor creates nothing.
-
-    Args:
-        trial: Folder of the trial.
-
-    Attributes:
-        folder: Where the program keeps what must outlive it: its checkpoints.
+    """The journal of one trial, written by the program, which keeps in `folder` what must outlive it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as trial:
@@ -53,18 +44,8 @@ class Journal:
 
     @classmethod
     def of_environment(cls) -> Journal:
-        """Return the journal of the trial that started this process.
-
-        Raises:
-            FailedPreconditionError: There is none.
-        """
-        trial = os.environ.get(JOURNAL_VARIABLE)
-        if trial is None:
-            raise FailedPreconditionError(
-                f"A program under trial must be started by a trial, but {JOURNAL_VARIABLE} is not set. Set it "
-                "to an empty folder to run the program alone."
-            )
-        return cls(Path(trial))
+        """Return the journal of the trial that started this process."""
+        return cls(Path(os.environ[JOURNAL_VARIABLE]))
 
     def begins(self, step: int) -> None:
         """Record that the process has restored the state that it found, and continues after step `step`."""
@@ -139,11 +120,7 @@ def account_of(lines: Iterable[str]) -> Account:
 
 
 def differences(expected: Account, found: Account) -> list[str]:
-    """Return the differences between a program that was killed and one that was not; empty if all is well.
-
-    >>> differences(Account({1: [0], 2: [1]}, [0], "a"), Account({1: [0], 2: [2]}, [0, 1], "a"))
-    ['step 2 must have the rows [1], got [2]']
-    """
+    """Return the differences between a program that was killed and one that was not; empty if all is well."""
     problems = list(found.lost)
     for step in sorted({*expected.rows, *found.rows}):
         wanted, got = expected.rows.get(step), found.rows.get(step)
@@ -158,10 +135,6 @@ def differences(expected: Account, found: Account) -> list[str]:
 def state_digest(state: Any) -> str:
     """Return the digest of a nest of dicts, lists, tuples, tensors, arrays and JSON values. Keys may come in any order.
 
-    Raises:
-        SpecError: Something else is in it.
-
-    >>> import torch
     >>> one, other = {"a": torch.ones(2), "b": [1]}, {"b": [1], "a": torch.ones(2)}
     >>> state_digest(one) == state_digest(other), state_digest(one) == state_digest({"a": torch.ones(2), "b": [1.0]})
     (True, False)
@@ -176,9 +149,7 @@ def state_digest(state: Any) -> str:
 def _parts(state: Any) -> Iterator[bytes]:
     """Yield kind, size and content of each value."""
     if isinstance(state, torch.Tensor):
-        tensor = state.detach().cpu()
-        yield f"tensor {tensor.dtype} {tuple(tensor.shape)}".encode()
-        yield flat_bytes(tensor).numpy().tobytes()
+        yield from _parts(state.detach().numpy())
     elif isinstance(state, np.ndarray | np.generic):
         array = np.asarray(state)
         yield f"array {array.dtype.str} {array.shape}".encode()
@@ -189,13 +160,9 @@ def _parts(state: Any) -> Iterator[bytes]:
             yield repr(key).encode()
             yield from _parts(state[key])
     elif isinstance(state, list | tuple):
-        yield f"{'list' if isinstance(state, list) else 'tuple'} {len(state)}".encode()
+        yield f"{type(state).__name__} {len(state)}".encode()
         for each in state:
             yield from _parts(each)
-    elif state is None or isinstance(state, bool | int | float | str | bytes):
-        yield f"{type(state).__name__} {state!r}".encode()
     else:
-        raise SpecError(
-            f"A digest is of dicts, lists, tuples, tensors, arrays and JSON values, got {type(state).__name__}: "
-            f"{state!r:.100}. Give its state_dict()."
-        )
+        assert state is None or isinstance(state, bool | int | float | str | bytes), state
+        yield f"{type(state).__name__} {state!r}".encode()

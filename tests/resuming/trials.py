@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,112 +14,58 @@ from tests.resuming.journal import JOURNAL_VARIABLE, Account, Journal, account_o
 from tests.resuming.lives import Life, Lives, TrialProgram
 from tests.resuming.power_loss import FLUSHES_VARIABLE, lose_power
 
-__all__ = ["AfterBegin", "AfterSeconds", "AtFailpoint", "Death", "TrialReport", "Trials", "random_deaths"]
+__all__ = ["Death", "TrialReport", "Trials", "random_deaths"]
 
 _KILLED = -9
 _LOG_BYTES = 3000
 _LOOK_S = 0.01  # between two looks whether a life has begun
 
 
-class Death(ABC):
-    """The time at which a life is ended."""
+@final
+@dataclass(frozen=True)
+class Death:
+    """The end of a life: by itself, or by the trial.
+
+    Attributes:
+        failpoint: Where the process kills itself when it comes there for the `count`-th time.
+        count: See there.
+        seconds: Without a failpoint: it is killed so long after its start, unless it has ended.
+        once_begun: The seconds count from `Journal.begins`: for programs that start for long.
+    """
+
+    failpoint: str = ""
+    count: int = 1
+    seconds: float = 0.0
+    once_begun: bool = False
 
     @property
-    @abstractmethod
     def environment(self) -> Mapping[str, str]:
-        """Environment variables of the process."""
+        return {FAILPOINT_VARIABLE: f"{self.failpoint}:{self.count}"} if self.failpoint else {}
 
-    @abstractmethod
     def end(self, life: Life, journal: Journal, limit_s: float) -> int | None:
         """End it; its exit code. None: it neither ended nor was killed within the limit."""
-
-    @abstractmethod
-    def missed(self, code: int) -> str:
-        """Return the problem if the life ended by itself with code 0; empty if that may happen."""
-
-
-@final
-@dataclass(frozen=True)
-class AtFailpoint(Death):
-    """The process kills itself when it comes to a failpoint for the `count`-th time."""
-
-    name: str
-    count: int = 1
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {FAILPOINT_VARIABLE: f"{self.name}:{self.count}"}
-
-    def end(self, life: Life, journal: Journal, limit_s: float) -> int | None:
-        return life.exit_code(limit_s)
-
-    def missed(self, code: int) -> str:
-        return f"it must come to the failpoint {self.name} {self.count} times, but did not"
-
-
-@final
-@dataclass(frozen=True)
-class AfterSeconds(Death):
-    """The process is killed so long after its start, unless it has ended."""
-
-    seconds: float
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
-
-    def end(self, life: Life, journal: Journal, limit_s: float) -> int | None:
-        code = life.exit_code(self.seconds)
-        if code is None:
+        if self.failpoint:
+            return life.exit_code(limit_s)
+        latest = time.monotonic() + limit_s
+        while self.once_begun and not journal.has_begun(life.pid) and time.monotonic() < latest:
+            if (code := life.exit_code(_LOOK_S)) is not None:
+                return code
+        if (code := life.exit_code(self.seconds)) is None:
             life.kill()
             code = life.exit_code(limit_s)
         return code
 
-    def missed(self, code: int) -> str:
-        return ""
 
-
-@final
-@dataclass(frozen=True)
-class AfterBegin(Death):
-    """As `AfterSeconds`, but counted from `Journal.begins`: for programs that start for long."""
-
-    seconds: float
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        return {}
-
-    def end(self, life: Life, journal: Journal, limit_s: float) -> int | None:
-        latest = time.monotonic() + limit_s
-        while not journal.has_begun(life.pid) and time.monotonic() < latest:
-            code = life.exit_code(_LOOK_S)
-            if code is not None:
-                return code
-        return AfterSeconds(self.seconds).end(life, journal, limit_s)
-
-    def missed(self, code: int) -> str:
-        return ""
-
-
-def random_deaths(
-    rng: random.Random, whole_s: float, most: int = 3, kind: type[AfterSeconds | AfterBegin] = AfterSeconds
-) -> Iterator[Death]:
+def random_deaths(rng: random.Random, whole_s: float, most: int = 3, *, once_begun: bool = False) -> Iterator[Death]:
     """One to `most` deaths within the time that an undisturbed life takes, or its work."""
     for _ in range(rng.randint(1, most)):
-        yield kind(rng.uniform(0.0, whole_s))
+        yield Death(seconds=rng.uniform(0.0, whole_s), once_begun=once_begun)
 
 
 @final
 @dataclass
 class TrialReport:
-    """The result of trials.
-
-    Attributes:
-        trials: How many programs were run to their end.
-        kills: How many lives were ended on the way.
-        problems: What was not as in the undisturbed run; empty is good.
-    """
+    """How many programs ran to their end, how many lives were ended on the way, and what was not as if undisturbed."""
 
     trials: int = 0
     kills: int = 0
@@ -146,27 +91,17 @@ class Trials:
     """
 
     def __init__(
-        self,
-        lives: Lives,
-        program: TrialProgram,
-        folder: Path,
-        *,
-        environment: Mapping[str, str] | None = None,
-        power_fails: bool = False,
+        self, lives: Lives, program: TrialProgram, folder: Path, environment: Mapping[str, str], *, power_fails: bool
     ) -> None:
         self._lives = lives
         self._program = program
         self._folder = folder
-        self._environment = dict(environment or {})
+        self._environment = environment
         self._power_fails = power_fails
         self._number = 0
 
     def undisturbed(self) -> Account:
-        """Return the result of the program if nobody kills it.
-
-        Raises:
-            AssertionError: It does not come to its end.
-        """
+        """Return the result of the program if nobody kills it; it must come to its end."""
         report, account = self._run(())
         assert not report.problems, "\n".join(report.problems)
         assert account.digest, "the program must call Journal.ends"
@@ -181,8 +116,7 @@ class Trials:
 
     def _run(self, deaths: Iterable[Death]) -> tuple[TrialReport, Account]:
         self._number += 1
-        trial = self._trial
-        journal = Journal(trial)
+        journal = Journal(self._trial)
         journal.folder.mkdir(parents=True)
         report = TrialReport(trials=1)
         for death in deaths:
@@ -212,16 +146,17 @@ class Trials:
             if self._power_fails:
                 lose_power(self.kept, self._notes)
             return False
-        problem = death.missed(code) if code == 0 else self._failure(life, code)
-        if problem:
-            report.problems.append(problem)
+        if code != 0:
+            report.problems.append(self._failure(life, code))
+        elif death.failpoint:
+            report.problems.append(f"it must come to {death.failpoint} {death.count} times, but did not")
         return True
 
     def _begin(self, environment: Mapping[str, str]) -> Life:
         own = {JOURNAL_VARIABLE: str(self._trial)}
         if self._power_fails:
             own[FLUSHES_VARIABLE] = str(self._notes)
-        return self._lives.begin(self._program, {**self._environment, **own, **environment}, self._trial / "log")
+        return self._lives(self._program, {**self._environment, **own, **environment}, self._trial / "log")
 
     @property
     def _notes(self) -> Path:

@@ -1,7 +1,7 @@
 """A process that has imported what programs under trial need, and forks one for each of their lives.
 
-Each line that it reads asks for a life (JSON: script, arguments, environment, log). It writes the process's id, and its
-exit code when it has ended; one life at a time. Its arguments are modules that it imports beforehand.
+Each line that it reads asks for a life (a JSON list: script, arguments, environment, log). It writes the process's id,
+and its exit code when it has ended; one life at a time. Its arguments are modules that it imports beforehand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -37,10 +37,9 @@ def main() -> None:
     _end_with_parent()
     _import_all(sys.argv[1:])
     while line := sys.stdin.readline():
-        wanted = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _live(wanted)
+            _live(*json.loads(line))
         _say(pid)
         _say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
@@ -63,20 +62,20 @@ def _say(number: int) -> None:
     sys.stdout.flush()
 
 
-def _live(wanted: dict[str, Any]) -> NoReturn:
+def _live(script: str, arguments: list[str], environment: dict[str, str], log: str) -> NoReturn:
     """Be the program, to the end of the process."""
     _end_with_parent()
-    log = os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    os.environ.update(wanted["environment"])
-    sys.argv = [wanted["script"], *wanted["arguments"]]
-    sys.path[:0] = [str(Path(wanted["script"]).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        os.dup2(output, descriptor)
+    os.environ.update(environment)
+    sys.argv = [script, *arguments]
+    sys.path[:0] = [str(Path(script).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     with contextlib.ExitStack() as stack:
         if FLUSHES_VARIABLE in os.environ:
             kept = Journal.of_environment().folder
             stack.enter_context(noted_flushes(kept, Path(os.environ[FLUSHES_VARIABLE])))
-        code = _run(wanted["script"])
+        code = _run(script)
     # As an interpreter ends, but for taking apart what was imported, which takes a second.
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:

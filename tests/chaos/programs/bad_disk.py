@@ -1,7 +1,4 @@
-"""Saves to a disk of 4 MB that gets full, read-only and full of names while it trains, in a mount namespace of its own.
-
-bad_disk.py FOLDER
-"""
+"""Saves to a disk of 4 MB that gets full, read-only and full of names while it trains, in a namespace of its own."""
 
 from __future__ import annotations
 
@@ -14,57 +11,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 import raydist as rd
+from tests.chaos.training import Training
 
 INODES = 100
+SIZE = 360  # half a megabyte a save
 
 
 def mount(folder: str, options: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
 
 
-class Training:
-    """Half a megabyte that each step changes."""
+def fails(training: Training, kind: type[Exception]) -> None:
+    """A step that cannot be saved: training goes on, and what was safe is."""
+    try:
+        training.step().wait()
+    except kind as error:
+        print(f"{type(error).__name__}: {error}")
+    else:
+        raise AssertionError("nothing can be saved")
+    is_safe(training)
 
-    def __init__(self, folder: Path) -> None:
-        self.weight, self.progress = torch.nn.Parameter(torch.zeros(131072)), rd.State(step=0)
-        self.checkpoint = rd.Checkpoint(weight=torch.nn.ParameterList([self.weight]), progress=self.progress)
-        self.manager = rd.CheckpointManager(self.checkpoint, str(folder), max_to_keep=2)
-        self.safe = 0
 
-    def step(self) -> rd.SaveHandle | None:
-        with torch.no_grad():
-            self.weight.add_(1)
-        self.progress.step += 1
-        return self.manager.save()
-
-    def steps_well(self, count: int = 1) -> None:
-        for _ in range(count):
-            handle = self.step()
-            assert handle is not None
-            handle.wait()
-            self.safe = self.progress.step
-
-    def step_fails(self, kind: type[Exception]) -> None:
-        """Training goes on, and what was safe is."""
-        handle = self.step()
-        assert handle is not None
-        try:
-            handle.wait()
-        except kind as error:
-            print(f"{type(error).__name__}: {error}")
-        else:
-            raise AssertionError("nothing can be saved")
-        self.is_safe()
-
-    def is_safe(self) -> None:
-        found = Training(Path("unused"))
-        latest = rd.latest_checkpoint(self.manager.directory)
-        assert latest is not None
-        found.checkpoint.restore(latest)
-        assert (found.progress.step, found.weight.unique().tolist()) == (self.safe, [self.safe])
+def is_safe(training: Training) -> None:
+    found = Training("unused", SIZE)
+    latest = rd.latest_checkpoint(training.manager.directory)
+    assert latest is not None
+    found.checkpoint.restore(latest)
+    assert (found.progress.step, found.module.weight.unique().tolist()) == (training.safe, [training.safe])
 
 
 @contextmanager
@@ -101,7 +75,8 @@ def read_only(folder: Path) -> Iterator[None]:
 
 def nobody_else_begins(folder: Path) -> None:
     """A program that starts where nothing can be written is told so at once; what is there can be read."""
-    for manager in (rd.CheckpointManager(Training(Path("unused")).checkpoint, str(folder / name), 1) for name in "ab"):
+    for name in "ab":
+        manager = Training(folder / name, SIZE).manager
         try:
             manager.restore_or_initialize()
         except rd.FailedPreconditionError as error:
@@ -116,18 +91,20 @@ def main() -> None:
     folder = Path(sys.argv[1])
     mount(str(folder), f"size=4m,nr_inodes={INODES}")
     (folder / "a").mkdir()
-    training = Training(folder)
-    training.steps_well(3)
+    training = Training(folder, SIZE)
+    assert training.saves()
     for bad, kind in ((full, OSError), (full_of_names, OSError), (read_only, Exception)):
+        assert training.saves()
         with bad(folder):
-            training.step_fails(kind)
-            training.step_fails(kind)
+            fails(training, kind)
+            fails(training, kind)
             if bad is read_only:
                 nobody_else_begins(folder)
-        training.steps_well(2)
+        assert training.saves()
+        assert training.saves()
         left = sorted(path.name for path in folder.glob("ckpt-*") if path.is_dir())
         assert left == [f"ckpt-{training.safe - 1}", f"ckpt-{training.safe}"], left
-        training.is_safe()
+        is_safe(training)
     training.manager.close()
 
 

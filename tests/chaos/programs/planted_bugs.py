@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import io
 import os
 import stat
 import time
@@ -34,34 +32,6 @@ def flushes_left_out(is_left_out: Callable[[int], bool]) -> Iterator[None]:
 
     with mock.patch.object(os, "fsync", some):
         yield
-
-
-@contextlib.contextmanager
-def manifest_first() -> Iterator[None]:
-    """Files are written when the manifest is there already."""
-    write, replace = LocalFiles.write, LocalFiles.replace
-    held: list[tuple[LocalFiles, str, bytes]] = []
-
-    def later(files: LocalFiles, name: str, content: Callable[[BinaryIO], Any]) -> Any:
-        if name.startswith("manifest"):
-            return write(files, name, content)
-        memory = io.BytesIO()
-        result = content(memory)
-        held.append((files, name, memory.getvalue()))
-        return result
-
-    def before(files: LocalFiles, name: str, data: bytes) -> None:
-        replace(files, name, data)
-        while held:
-            where, which, content = held.pop(0)
-            write(where, which, functools.partial(_put, content))
-
-    with mock.patch.object(LocalFiles, "write", later), mock.patch.object(LocalFiles, "replace", before):
-        yield
-
-
-def _put(content: bytes, file: BinaryIO) -> int:
-    return file.write(content)
 
 
 @contextlib.contextmanager
@@ -100,27 +70,12 @@ def no_random_state() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def acknowledged_early(run: Any) -> Iterator[None]:
-    """What has been asked for counts as safe."""
-
-    def tell() -> None:
-        for step, _ in run.asked:
-            run.journal.acknowledged(step)
-        run.asked.clear()
-
-    with mock.patch.object(run, "tell", tell):
-        yield
-
-
 PLANTED: dict[str, Callable[[Any], contextlib.AbstractContextManager[None]]] = {
-    "no_flush": lambda run: flushes_left_out(stat.S_ISREG),
+    "one_batch_off": lambda run: one_batch_off(run.data),  # `make test` plants the first two
     "no_directory_flush": lambda run: flushes_left_out(stat.S_ISDIR),
-    "manifest_first": lambda run: manifest_first(),
-    "one_batch_off": lambda run: one_batch_off(run.data),
+    "no_flush": lambda run: flushes_left_out(stat.S_ISREG),
     "not_copied": lambda run: not_copied(),
     "no_random_state": lambda run: no_random_state(),
-    "acknowledged_early": acknowledged_early,
 }
 
 
