@@ -86,8 +86,9 @@ class Held(NoNumber):
 
 
 def test_what_is_no_number_says_what_to_do() -> None:
-    uses: list[Callable[[Any], Any]] = [bool, float, operator.neg, lambda it: it + 1, lambda it: 2 * it]
-    for use in (*uses, lambda it: it < it):
+    uses: list[Callable[[Any], Any]] = [bool, int, float, operator.neg, abs]
+    uses += [lambda it: it + 1, lambda it: 2 * it, lambda it: it < it]
+    for use in uses:
         with pytest.raises(InvalidArgumentError, match=r"^Ask for it\.$"):
             use(Held())
 

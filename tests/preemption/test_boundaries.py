@@ -55,9 +55,10 @@ def test_sigterm_is_a_reason_until_it_stops() -> None:
 def test_in_another_thread_only_nodes_are_watched_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     flag = PreemptionFlag(set)
     with caplog.at_level(logging.WARNING, "raydist"):
-        thread = threading.Thread(target=lambda: (flag.start(), flag.start()), name="mine")
-        thread.start()
-        thread.join()
+        for _ in range(2):
+            thread = threading.Thread(target=flag.start, name="mine")
+            thread.start()
+            thread.join()
     flag.stop()
     assert len(caplog.records) == 1
     assert "only the main thread may do that, this is mine" in caplog.text

@@ -110,7 +110,11 @@ class RemoteFiles(DirectoryFiles):
 
         def exists() -> bool:
             system.invalidate_cache()
-            return bool(system.exists(path))
+            try:
+                system.info(path)
+            except FileNotFoundError:
+                return False
+            return True  # not system.exists: by that a file is missing, too, whenever a request fails
 
         with self._errors(name):
             return with_retries(exists)
