@@ -39,7 +39,7 @@ from raydist.parameter_servers.slices import FixedShardsPartitioner
 from raydist.pipelines.stored.directory_files import directory_files
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from tests.coordinator.in_process import TIMEOUTS, ThreadPort
-from tests.parameter_servers.local_server import LocalConnection
+from tests.parameter_servers.examples import LocalConnection
 
 
 class ServersHere:

@@ -103,27 +103,6 @@ Queue.TestCase.settings = settings(max_examples=60, stateful_step_count=40, dead
 TestQueue = Queue.TestCase
 
 
-def test_one_that_is_alone_begins_when_all_before_it_have_ended_and_holds_up_those_behind_it() -> None:
-    queue = ClosureQueue()
-    first, second, third = (Closure(number, PlannedWork(number, b""), alone=number == 1) for number in range(3))
-    for each in (first, second, third):
-        queue.add(each)
-    assert queue.may_begin
-    queue.take(0)
-    assert not queue.may_begin
-    queue.succeed(0, first, RESULT)
-    assert queue.may_begin
-    queue.take(0)
-    assert not queue.may_begin
-    queue.lost(0, rd.UnavailableError("gone"))
-    assert queue.peek() is second
-    assert queue.may_begin
-    queue.take(1)
-    queue.succeed(1, second, RESULT)
-    assert queue.may_begin
-    assert queue.take(0) is third
-
-
 def test_what_has_not_begun_is_given_up_but_for_what_lies_before_what_has_or_is_alone() -> None:
     queue = ClosureQueue()
     closures = [Closure(number, PlannedWork(number, b""), alone=number == 4, boundary=number) for number in range(8)]

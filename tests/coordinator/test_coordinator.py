@@ -18,6 +18,7 @@ import torch
 
 import raydist as rd
 from raydist.actors.version_check import Software
+from raydist.coordinator.remote_value import holds_remote
 from tests.coordinator.in_process import TIMEOUTS, ThreadPort, coordinated, scheduled
 
 
@@ -236,6 +237,8 @@ def test_it_is_no_number_its_parts_are_values_and_it_prints_as_what_it_is() -> N
                 use(number)
         value = rd.RemoteValue(coordinator, scheduled(coordinator, lambda: {"a": [1, 2]}))
         assert value["a"][1].get() == 2
+        assert holds_remote({"x": [1, [value]]})
+        assert not holds_remote({"x": [1, [2]]})
         assert repr(value) == f"{value}" == "RemoteValue({'a': [1, 2]})"
         assert list(value["a"]) == [1, 2]
         assert value.fetch() is value.get()

@@ -1,8 +1,9 @@
-"""Slices and servers for tests, without what usually lies between them and workers."""
+"""Slices and servers for tests, without what usually lies between them and workers; a connection without actors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +11,7 @@ import cloudpickle
 import torch
 
 from raydist.parameter_servers.changes import Answered, DelayedAnswer
+from raydist.parameter_servers.connection import PendingAnswer, RequestDispatcher, RequestHandler, server_is_late
 from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.requests import (
     AddOptimizer,
@@ -93,3 +95,38 @@ ME = Sender(0, 0)
 def push_of(key: PushKey, sender: Sender = ME, **fields: Any) -> Push:
     """A push of one gradient, of slice 0."""
     return Push(sender, key, OPTIMIZER, (0,), ("dense",), **fields)
+
+
+class LocalConnection:
+    """A `ServerConnection` through which tensors are copied, as on every other one. It stays itself in a copy."""
+
+    def __init__(self, server: RequestHandler, name: str = "parameter server 0") -> None:
+        self.name = name
+        self._dispatcher = RequestDispatcher(server)
+
+    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), answer_bytes: int = 0) -> PendingAnswer:
+        return _Pending(self.name, self._dispatcher.submit(request, [tensor.clone() for tensor in tensors], _copied))
+
+    def __copy__(self) -> LocalConnection:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> LocalConnection:
+        return self
+
+
+def _copied(answer: ServerAnswer, tensors: Sequence[torch.Tensor]) -> tuple[ServerAnswer, list[torch.Tensor]]:
+    return answer, [tensor.clone() for tensor in tensors]
+
+
+class _Pending:
+    def __init__(self, name: str, future: Future[tuple[ServerAnswer, list[torch.Tensor]]]) -> None:
+        self._name = name
+        self._future = future
+
+    def answer(self, timeout_s: float) -> tuple[ServerAnswer, list[torch.Tensor]]:
+        try:
+            return self._future.result(timeout_s)
+        except TimeoutError:
+            if self._future.done():
+                raise
+            raise server_is_late(self._name, timeout_s) from None

@@ -269,7 +269,7 @@ class UnreliableWorkers(RuleBasedStateMachine):
             assert server.stats.pushes == CLOSURES - len(network.dropped)
 
 
-UnreliableWorkers.TestCase.settings = settings(max_examples=30, stateful_step_count=60)
+UnreliableWorkers.TestCase.settings = settings(max_examples=20, stateful_step_count=60)
 
 TestUnreliableWorkers: Any = UnreliableWorkers.TestCase
 

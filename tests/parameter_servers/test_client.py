@@ -27,8 +27,7 @@ from raydist.parameter_servers.server import ParameterServer
 from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.slicing import SlicesByHandle, add_slices
 from tests.contracts.server_connection import ServerConnectionContract
-from tests.parameter_servers.examples import create, finish_step, optimizer_of, servers, slice_of
-from tests.parameter_servers.local_server import LocalConnection
+from tests.parameter_servers.examples import LocalConnection, create, finish_step, optimizer_of, servers, slice_of
 
 
 class TestLocalConnection(ServerConnectionContract):

@@ -60,7 +60,7 @@ def tables(rows: list[int], num_servers: int) -> list[RowTable]:
     after=st.integers(1, 3),
     size=st.integers(1, 8),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_what_comes_in_pieces_makes_the_same_table(rows: list[int], before: int, after: int, size: int) -> None:
     states = [table.state() for table in tables(rows, before)]
     for number in range(after):
@@ -145,7 +145,7 @@ def test_others_step_on_the_rows_at_hand_as_if_there_were_no_others() -> None:
 
 
 @given(which=st.sampled_from(SPARSE), batches=BATCHES, before=st.integers(1, 4), after=st.integers(1, 4), more=BATCHES)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_steps_are_those_of_torch_on_sparse_gradients_and_go_on_with_another_number_of_servers(
     which: tuple[type[torch.optim.Optimizer], dict[str, Any]],
     batches: list[list[int]],

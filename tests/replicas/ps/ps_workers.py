@@ -16,7 +16,7 @@ from raydist.parameter_servers.server import ParameterServer
 from raydist.parameter_servers.slices import PsSlice, plan_slices
 from raydist.replicas.ps.variables import PsVariables
 from raydist.replicas.ps.work_message import ClosureLabel
-from tests.parameter_servers.local_server import LocalConnection
+from tests.parameter_servers.examples import LocalConnection
 
 LIMIT_S = 20.0
 Make = Callable[[], Sequence[Any]]

@@ -55,9 +55,8 @@ def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     return all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_one_worker_trains_as_a_bare_loop_does(count: int) -> None:
-    for kind in OPTIMIZERS:
+def test_one_worker_trains_as_a_bare_loop_does() -> None:
+    for kind, count in zip(OPTIMIZERS, (1, 3, 2, 3, 2), strict=True):
         bare = make(kind)
         with servers(count) as made:
             worker = made.worker(lambda kind=kind: make(kind), partitioner=FixedShardsPartitioner(count))
@@ -254,6 +253,29 @@ def test_a_look_that_fails_leaves_nothing_behind() -> None:
         worker.rules.after_failure(worker.held)
         worker.run(lambda *objects: None)
         assert close(values(worker.objects[0]), values(make()[0]))
+
+
+def test_what_the_driver_writes_goes_to_the_servers() -> None:
+    with servers(2) as made:
+        one, two = made.worker(lambda: make("momentum")), made.worker(lambda: make("momentum"))
+        one.run(lambda *objects: train(*objects, number=0))
+        one.rules.before_read(one.held, states=True)
+        saved = one.objects[0].state_dict(), one.objects[1].state_dict()
+        kept = [{name: value.clone() for name, value in saved[0].items()}, saved[1]]
+        one.run(lambda *objects: train(*objects, number=1))
+        for worker in (one, two):  # as a payload does
+            worker.objects[0].load_state_dict(kept[0])
+            worker.objects[1].load_state_dict(kept[1])
+            worker.held.loaded.add(6)
+            made.settle(worker)
+        assert worker.held.table.object_of(6) is worker.objects[1]
+        bare = make("momentum")
+        train(*bare, number=0)
+        two.run(lambda *objects: None, seen=one.rules.versions())
+        assert close(values(two.objects[0]), values(bare[0]))
+        train(*bare, number=2)
+        two.run(lambda *objects: train(*objects, number=2))
+        assert close(values(two.objects[0]), values(bare[0]))
 
 
 def in_threads(*bodies: Callable[[], Any]) -> None:
