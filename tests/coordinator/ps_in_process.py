@@ -177,8 +177,9 @@ class Net(nn.Module):
         self.words = rd.ShardedEmbedding(1000, 3, seed=5)
 
     def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.tied(self.second(self.norm(self.first(x)) * self.factor).tanh())
-        return out + self.words(words).square().mean() + self.no_rows.sum() + self.no_columns.sum()
+        out = self.tied(self.second(self.norm(self.first(x)) * self.factor).tanh()) + self.words(words).square().mean()
+        total: torch.Tensor = out + self.no_rows.sum() + self.no_columns.sum()
+        return total
 
 
 class Steps(nn.Module):

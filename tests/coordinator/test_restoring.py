@@ -404,14 +404,10 @@ def test_what_can_be_no_state_is_loss(saved: Saved, monkeypatch: pytest.MonkeyPa
     path, expected = saved(adam)
     files, manifest = directory_files(str(path)), opened(path).manifest
     rows = manifest.objects[ROWS].values["words/0"]
-    bad: list[tuple[str, str, Any]] = [
-        *(("optimizer", "first.weight", entry) for entry in (3, [], {"step": {"$tensor": "no"}}, {"step": {"$s": 3}})),
-        *((ROWS, "words/0", entry) for entry in ({}, 3)),
-        *(
-            (ROWS, "words/0", {**rows, **entry})
-            for entry in ({"rows": 3}, {"optimizers": 3}, {"rows": {"$tensor": "no"}})
-        ),
-    ]
+    states: list[Any] = [3, [], {"step": {"$tensor": "no"}}, {"step": {"$strange": 3}}]
+    parts: list[Any] = [{"rows": 3}, {"optimizers": 3}, {"rows": {"$tensor": "no"}}]
+    bad = [("optimizer", "first.weight", state) for state in states]
+    bad += [(ROWS, "words/0", part) for part in ({}, 3, *({**rows, **part} for part in parts))]
 
     def write(objects: Mapping[str, Any]) -> None:
         files.replace("manifest.json", replace(manifest, objects={**manifest.objects, **objects}).to_bytes())

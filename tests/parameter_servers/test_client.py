@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,8 +47,11 @@ def test_each_is_answered_once_when_it_may_be() -> None:
         def ask(request: ServerRequest) -> ServerAnswer:
             return dispatcher.submit(request, (), lambda answer, tensors: answer).result(0)
 
+        def note(name: str, answer: ServerAnswer, tensors: object) -> None:
+            order.append(name)
+
         for name, step in (("a", 1), ("b", 2), ("c", 0), ("d", 1)):
-            dispatcher.submit(Pull((), at_least_step=step), (), lambda answer, tensors, name=name: order.append(name))
+            dispatcher.submit(Pull((), at_least_step=step), (), functools.partial(note, name))
         assert order == ["c"]
         assert finish_step(ask).step == 1
         assert order == ["c", "a", "d"]

@@ -180,7 +180,7 @@ def doubles(*shape: int) -> torch.Tensor:
 
 
 def test_what_does_not_belong_together() -> None:
-    for form, tensors, message in (
+    cases: list[tuple[Any, list[torch.Tensor], str]] = [
         ("dense", [doubles(4, 2)] * 2, r"1 slices in 1 forms and 0 tables must bring 1 tensors, got 2"),
         ("rows", [doubles(4, 2)], r"must bring 2 tensors, got 1"),
         ("dense", [doubles(4)], r"gradient of variable0 must be torch.float64 of shape \(4, 2\), got .* shape \(4,\)"),
@@ -189,7 +189,8 @@ def test_what_does_not_belong_together() -> None:
         ("rows", [torch.tensor([1]).int(), doubles(1, 2)], r"must be int64 rows"),
         ("rows", [torch.tensor([0, 4]), doubles(2, 2)], r"Rows of variable0 must be in \[0, 4\), got \[0, 4\]"),
         ("rows", [torch.tensor([-1]), doubles(1, 2)], r"must be in \[0, 4\), got \[-1, -1\]"),
-    ):
+    ]
+    for form, tensors, message in cases:
         with slices_of_zeros(slice_of(0, 4, 2)) as values, pytest.raises(rd.InvalidArgumentError, match=message):
             read_gradients(Push(Sender(0, 0), PushKey(0, 0), 0, (0,), (form,)), tensors, values)
 

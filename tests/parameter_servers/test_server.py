@@ -149,8 +149,8 @@ NUMBERS = st.integers(0, 3)
 class StepsWithBackups(RuleBasedStateMachine):
     """Workers that hold closures, arrive, end and die in any order."""
 
-    @initialize(backups=st.integers(0, 3))
-    def start(self, backups: int) -> None:
+    @initialize(backups=st.integers(0, 2), holding=st.sets(NUMBERS))
+    def start(self, backups: int, holding: set[int]) -> None:
         self.backups = backups
         self.sync = SyncSteps(backups)
         self.generations = [0] * 4
@@ -158,6 +158,8 @@ class StepsWithBackups(RuleBasedStateMachine):
         self.holding: dict[int, int] = {}
         self.waiting: dict[int, Arrival] = {}
         self.steps: dict[int, int] = {}
+        for worker in holding:
+            self.begin(worker)
 
     def sender(self, worker: int) -> Sender:
         return Sender(worker, self.generations[worker])
@@ -169,10 +171,12 @@ class StepsWithBackups(RuleBasedStateMachine):
             self.holding[worker] = self.closures
             self.sync.begin(self.sender(worker), self.closures)
 
-    @rule(worker=NUMBERS, behind=st.integers(0, 2))
+    @rule(worker=NUMBERS, behind=st.sampled_from([0, 0, 0, 1]))
     def arrive(self, worker: int, behind: int) -> None:
-        if worker not in self.holding or worker in self.waiting:
+        if worker in self.waiting:
             return
+        if worker not in self.holding:
+            self.begin(worker)
         self.closures += 1
         key, step = PushKey(self.closures, 0), max(0, self.sync.step - behind)
         is_late = step < self.sync.step

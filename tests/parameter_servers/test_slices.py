@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_partitioners_need_sound_numbers() -> None:
     answers: list[Any] = [None, 2, "21", [2], [2, 2], [0, 1], [-1, 1], [True, 1], [2.0, 1], [2, 1, 1]]
     for answer in answers:
         with pytest.raises(rd.InvalidArgumentError, match=r"list of 2 ints for v0 of shape \(4, 3\), \[k, 1, ...\]"):
-            plan_slices([spec(0, 4, 3)], [0], lambda shape, dtype, answer=answer: answer, 0)
+            plan_slices([spec(0, 4, 3)], [0], functools.partial(lambda answer, shape, dtype: answer, answer), 0)
 
 
 def parts(planned: list[PsSlice]) -> list[tuple[int, int, int, int]]:

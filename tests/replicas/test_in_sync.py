@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def test_parameters_in_swapped_places_are_named() -> None:
             first.weight, second.weight = second.weight, first.weight
         messages = []
         for objects in ([model, *parameters], [first, second, *parameters]):
-            check = SyncCheck(group, lambda value: gathered(group, value), lambda objects=objects: objects)
+            check = SyncCheck(group, lambda value: gathered(group, value), functools.partial(list, objects))
             with pytest.raises(CollectiveMismatchError) as caught:
                 check.compare()
             messages.append(caught.value.message)
@@ -97,7 +98,7 @@ def test_equal_replicas_pass_and_one_that_parts_is_named_on_all() -> None:
         ),
     ]
     for change, said in cases:
-        for message in compare(lambda rank, model, adam, change=change: change(model, adam) if rank == 1 else None):
+        for message in compare(functools.partial(on_rank_1, change)):
             assert re.search(said, message)
             assert "rank 1 differs from the others" in message
     for message in compare(add(0.5), world_size=2):
@@ -106,6 +107,11 @@ def test_equal_replicas_pass_and_one_that_parts_is_named_on_all() -> None:
     for same in (lambda rank, model, adam: None, lambda rank, model, adam: model.weight.data.fill_(torch.nan)):
         first, *others = compare(same)
         assert all(torch.allclose(other, first, rtol=0, atol=0, equal_nan=True) for other in others)
+
+
+def on_rank_1(change: Callable[[nn.Linear, Any], Any], rank: int, model: nn.Linear, adam: Any) -> None:
+    if rank == 1:
+        change(model, adam)
 
 
 def add(amount: float) -> Change:
@@ -154,7 +160,7 @@ def test_buffers_of_own_rows_are_a_warning_once(caplog: pytest.LogCaptureFixture
             if declared:
                 set_aggregation(module, "mean", aggregation="mean")
             objects = [layers, *layers]
-            check = SyncCheck(group, lambda value: gathered(group, value), lambda objects=objects: objects)
+            check = SyncCheck(group, lambda value: gathered(group, value), functools.partial(list, objects))
             check.compare_buffers()  # equal
             module.get_buffer("mean").fill_(group.rank)
             layers[1].get_buffer("running_mean").fill_(group.rank)

@@ -197,15 +197,16 @@ def test_the_driver_restores_what_replicas_cannot(tmp_path: Path, read_by_driver
 
     for change in (not_made_here, hooked, with_a_metric):
         with mirror.scope():
-            model = nn.Sequential(nn.Linear(2, 2))
+            layer = nn.Linear(2, 2)
+            model = nn.Sequential(layer)
         change(model)
         path = tmp_path / change.__name__
         Checkpoint(model=model).save(path)
-        expected = model[0].weight.tolist()
+        expected = layer.weight.tolist()
         with torch.no_grad():
-            model[0].weight.zero_()
+            layer.weight.zero_()
         read_by_driver.clear()
         mirror.restore(path, model=model)
         assert read_by_driver, change.__name__
         assert mirror.asked == []
-        assert model[0].weight.tolist() == expected
+        assert layer.weight.tolist() == expected

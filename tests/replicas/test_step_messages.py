@@ -45,7 +45,7 @@ class Stored(PerReplica):
         self.name, self.leaf_index, self.place, self.rows = name, leaf_index, place, rows
 
     def part_on(self, rank: int, *, padding: bool = False) -> Part:
-        name = "padding of " * (padding and bool(self.rows) and not self.rows[rank]) + self.name
+        name = f"padding of {self.name}" if padding and self.rows and not self.rows[rank] else self.name
         return Part(ref=f"{name}{rank}", leaf_index=self.leaf_index, place=self.place)
 
 

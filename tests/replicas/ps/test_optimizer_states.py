@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ def test_whoever_looks_first_sees_what_there_is() -> None:
     for number, look in enumerate(LOOKS):
         state = PsOptimizerState()
         state["old"] = {}
-        state.shut(lambda state=state: state.update(a={"step": 1}))
+        state.shut(functools.partial(state.update, a={"step": 1}))
         assert look(state), f"look {number}"
 
 
@@ -119,16 +120,24 @@ def told(steps: Sequence[Step], run: Callable[[Step], Any], objects: Sequence[An
 
 
 def test_a_closure_reads_and_changes_states_as_on_one_device() -> None:
-    for step in (reads, clears, clears_at_the_end, halves, loads):
-        steps = [lambda *objects: train(*objects, number=7), step, lambda *objects: train(*objects, number=8), step]
+    def check(step: Step) -> None:
+        steps: list[Step] = [
+            lambda *objects: train(*objects, number=7),
+            step,
+            lambda *objects: train(*objects, number=8),
+            step,
+        ]
         bare = momentum()
-        expected = told(steps, lambda each, bare=bare: each(*bare), bare)
+        expected = told(steps, lambda each: each(*bare), bare)
         with servers(2) as made:
             worker = made.worker(momentum, partitioner=FixedShardsPartitioner(2))
             found = told(steps, worker.run, worker.objects)
             assert list(map(len, found)) == list(map(len, expected)), step
             assert all(map(close, found, expected)), step
             assert not worker.objects[1].state  # nothing lies here between closures
+
+    for step in (reads, clears, clears_at_the_end, halves, loads):
+        check(step)
 
 
 def test_what_a_failed_closure_did_to_states_counts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +60,7 @@ def test_one_worker_trains_as_a_bare_loop_does() -> None:
     for kind, count in zip(OPTIMIZERS, (1, 3, 2, 3, 2), strict=True):
         bare = make(kind)
         with servers(count) as made:
-            worker = made.worker(lambda kind=kind: make(kind), partitioner=FixedShardsPartitioner(count))
+            worker = made.worker(functools.partial(make, kind), partitioner=FixedShardsPartitioner(count))
             model, optimizer = worker.objects
             addresses = [parameter.data_ptr() for parameter in model.parameters()]
             for number in range(8):
