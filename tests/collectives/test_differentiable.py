@@ -12,8 +12,7 @@ from raydist.core.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.core.values import ReduceOp
 from tests.cases import case
 from tests.collectives.local_group import LocalGroup
-from tests.collectives.test_hierarchical import run_hosted
-from tests.collectives.threads import run_ranks, run_sharing
+from tests.collectives.threads import run_hosted, run_ranks, run_sharing
 
 LENGTHS = (3, 1, 2)
 WEIGHTS = (0.5, 1 / 6, 1 / 3)

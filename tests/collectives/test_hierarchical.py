@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -26,36 +24,13 @@ from raydist.core.values import ReduceOp
 from tests.cases import case
 from tests.collectives.processes import AbortingSoon, Begun, Failing, ProcessTeam, stop_myself
 from tests.collectives.shared_memory import operations
-from tests.collectives.threads import ThreadTeam
+from tests.collectives.threads import run_hosted, team_on
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
 
-T = TypeVar("T")
-
 SHAPES = ("ab", "abaa", "abc", "aabbbcc")
 """One letter a rank: its host. One rank each, fewer here than there, three hosts, three uneven ones."""
-
-
-def hosted(membership: Membership, timeout_s: float) -> Communicator:
-    return HierarchicalBackend().open(membership, torch.device("cpu"), timeout_s)
-
-
-@contextlib.contextmanager
-def hosted_team(hosts: str, timeout_s: float = 20.0) -> Iterator[ThreadTeam]:
-    """A team of threads, of which those of one letter share memory."""
-    with RendezvousStore() as store:
-        team = ThreadTeam(len(hosts), timeout_s, hosted, store, tuple(hosts))
-        try:
-            yield team
-        finally:
-            team.close()
-
-
-def run_hosted(hosts: str, body: Callable[[Any], T]) -> list[T]:
-    """Run `body` on every rank of a new group: the results in rank order, or the first rank's error."""
-    with hosted_team(hosts) as team:
-        return team.run(body)
 
 
 LARGE = 300_000
@@ -66,13 +41,13 @@ def test_one_host_shares_memory_and_unknown_hosts_are_declined() -> None:
     backend = HierarchicalBackend()
     assert "nobody has said" in str(backend.declines(Membership("g", 0, 0, 2)))
     assert backend.declines(Membership("g", 0, 0, 2, hosts=("a", "b"))) is None
-    with hosted_team("aa") as team:
+    with team_on(HierarchicalBackend(), 2, "aa") as team:
         assert isinstance(team._groups[0], SharedMemoryCommunicator)
 
 
 def test_hosts_of_all_shapes_keep_the_contract() -> None:
     for hosts in SHAPES:
-        with case(hosts), hosted_team(hosts) as team:
+        with case(hosts), team_on(HierarchicalBackend(), len(hosts), hosts) as team:
             for check in (contract.check_moves, contract.check_tensor_kinds, contract.check_rows):
                 check(team)
 
@@ -174,7 +149,7 @@ def test_a_stopped_rank_is_named_when_the_limit_is_over(
 
 
 def test_a_neighbour_that_is_gone_is_noticed_where_the_leader_is_late() -> None:
-    with hosted_team("aaab") as team:
+    with team_on(HierarchicalBackend(), 4, "aaab") as team:
         outcomes = team.begin(dict.fromkeys((2, 3), Failing(small)))
         time.sleep(0.1)
         team.kill(1)

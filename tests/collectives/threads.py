@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.base import Backend, Communicator, Membership
+from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from tests.collectives.local_group import LocalGroup, LocalHub
@@ -118,21 +119,27 @@ class ThreadTeam(Team):
 
 
 @contextlib.contextmanager
-def sharing_team(world_size: int, timeout_s: float = 20.0) -> Iterator[ThreadTeam]:
-    """A team of threads that meet in shared memory."""
+def team_on(backend: Backend, world_size: int, hosts: str = "") -> Iterator[ThreadTeam]:
+    """A team of threads with a backend between them. `hosts` has one letter a rank: its host."""
 
     def make(membership: Membership, limit_s: float) -> Communicator:
-        return SharedMemoryBackend().open(membership, torch.device("cpu"), limit_s)
+        return backend.open(membership, torch.device("cpu"), limit_s)
 
     with RendezvousStore() as store:
-        team = ThreadTeam(world_size, timeout_s, make, store)
+        team = ThreadTeam(world_size, TIMEOUT_S, make, store, tuple(hosts))
         try:
             yield team
         finally:
             team.close()
 
 
-def run_sharing(world_size: int, body: Callable[[Any], T], *, timeout_s: float = 20.0) -> list[T]:
-    """Run `body` on every rank of a new group: the results in rank order, or the first rank's error."""
-    with sharing_team(world_size, timeout_s) as team:
+def run_sharing(world_size: int, body: Callable[[Any], T]) -> list[T]:
+    """Run `body` on ranks that share memory: the results in rank order, or the first rank's error."""
+    with team_on(SharedMemoryBackend(), world_size) as team:
+        return team.run(body)
+
+
+def run_hosted(hosts: str, body: Callable[[Any], T]) -> list[T]:
+    """Run `body` on ranks of several hosts: the results in rank order, or the first rank's error."""
+    with team_on(HierarchicalBackend(), len(hosts), hosts) as team:
         return team.run(body)

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.collectives.base import Communicator, Work
+from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
 from raydist.core.values import ReduceOp
-from tests.collectives.threads import run_ranks, run_sharing, sharing_team
+from tests.collectives.threads import run_ranks, run_sharing, team_on
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
@@ -164,7 +165,7 @@ def test_memory_that_cannot_be_shared_is_private(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_group_of_two_generations_and_after_its_end() -> None:
-    with sharing_team(2) as team:
+    with team_on(SharedMemoryBackend(), 2) as team:
         team.run(reduce_one)
         team.reform()
         assert team.run(reduce_one) == [2.0, 2.0]
