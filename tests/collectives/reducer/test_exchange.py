@@ -24,12 +24,13 @@ class Rank:
         self.communicator = communicator
         self.num_passes = 0
 
-    def open(self, trained: tuple[int, ...]) -> Exchange:
+    def open(self, trained: tuple[int, ...], scale: float = 1.0, hold_with: tuple[int, ...] = ()) -> Exchange:
         self.num_passes += 1
         kinds = tuple((index, torch.float32, torch.Size([2])) for index in trained)
         plan = self.buckets.begin_pass(kinds, self.parameters, step=0, backward=self.num_passes)
         stamp = encode_stamp(0, self.num_passes)
-        return Exchange(self.communicator, self.buckets, plan, stamp, None, StepWeight(1.0, counts=True))
+        weight = StepWeight(scale, counts=True)
+        return Exchange(self.communicator, self.buckets, plan, stamp, None, weight, hold_with=hold_with)
 
     def run(self, trained: tuple[int, ...], order: tuple[int, ...] | None = None) -> dict[int, torch.Tensor]:
         exchange = self.open(trained)
@@ -64,6 +65,20 @@ def test_a_gradient_that_comes_again_after_it_was_sent_is_an_error() -> None:
     # What was sent in a pass that failed is waited for before its memory is used again.
     values = rank.run((0, 1, 2), tuple(rank.order))
     assert [values[index].tolist() for index in range(3)] == [[0.0] * 2, [1.0] * 2, [2.0] * 2]
+
+
+def test_buckets_wait_where_gradients_may_come_twice() -> None:
+    rank = alone()
+    exchange = rank.open((0, 1, 2), 0.5, hold_with=(1,))
+    for index in (2, 1, 0, 1):
+        exchange.put(index, value(2))
+    assert rank.end(exchange)[1].tolist() == [2.0, 2.0]
+    assert exchange.repeated == {1}
+    exchange = rank.open((0, 1, 2))
+    exchange.hold()  # a segment of a checkpoint begins
+    for index in (2, 1, 0, 2):
+        exchange.put(index, value(2))
+    assert rank.end(exchange)[2].tolist() == [4.0, 4.0]
 
 
 def test_every_bucket_is_a_range_in_a_trace() -> None:

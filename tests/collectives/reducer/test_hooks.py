@@ -13,7 +13,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from raydist.collectives.reducer.parameter_hooks import Handler, begin_interception, end_interception
+from raydist.collectives.reducer.parameter_hooks import (
+    DeferredHooks,
+    Handler,
+    ParameterHooks,
+    begin_interception,
+    end_interception,
+)
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.core.errors import FailedPreconditionError
 from tests.collectives.local_group import LocalGroup
@@ -181,3 +187,37 @@ def test_steps_share_one_wrapper_also_where_other_code_restores_the_original_and
         assert len(calls) > 2  # by each wrapper
     finally:
         torch.autograd.backward = original
+
+
+def twice(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * 2
+
+
+def gradient_of(parameter: nn.Parameter) -> float:
+    parameter.grad = None
+    parameter.sum().backward()
+    gradient: Any = parameter.grad
+    return float(gradient)
+
+
+def test_hooks_are_given_back_unless_they_were_removed_meanwhile() -> None:
+    for removed in (False, True):
+        parameter = nn.Parameter(torch.ones(1))
+        handle = parameter.register_hook(twice)
+        held = DeferredHooks({7: parameter})
+        assert gradient_of(parameter) == 1.0
+        later = parameter.register_hook(twice)
+        if removed:
+            handle.remove()
+        held.give_back()
+        held.give_back()
+        assert gradient_of(parameter) == (2.0 if removed else 4.0)
+        later.remove()
+        assert gradient_of(parameter) == (1.0 if removed else 2.0)
+
+
+def test_hooks_of_another_process_replace_nothing_under_their_number() -> None:
+    target = nn.Parameter(torch.ones(1))
+    taken = target.register_hook(twice)
+    ParameterHooks({taken.id: twice}, {}).attach(target)
+    assert gradient_of(target) == 4.0
