@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,22 @@ from raydist.image.value_range import affine
 from tests.image.samples import PIXELS, picture
 
 
-def test_gamma_is_not_negative() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="gamma must be >= 0, got -1"):
-        rd.image.adjust_gamma(picture(), -1)
-    assert np.array_equal(rd.image.adjust_gamma(picture()), picture())
+def test_neutral_arguments_change_nothing() -> None:
+    neutral: list[Callable[[Any], Any]] = [
+        rd.image.adjust_gamma,
+        lambda image: rd.image.adjust_brightness(image, 0),
+        lambda image: rd.image.adjust_contrast(image, 1),
+        lambda image: rd.image.adjust_hue(image, 0),
+        lambda image: rd.image.adjust_hue(image, 1),
+        lambda image: rd.image.adjust_saturation(image, 1),
+    ]
+    for number, change in enumerate(neutral):
+        assert np.array_equal(change(picture()), picture()), number
+    floats = (picture() / 255).astype(np.float32)
+    assert np.allclose(rd.image.hsv_to_rgb(rd.image.rgb_to_hsv(floats)), floats, atol=1e-6)
+
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def nearest(value: float) -> int:
@@ -43,97 +57,93 @@ def test_contrast_is_the_distance_to_the_mean(factor: float) -> None:
     assert np.abs(result - expected).max() <= 1
 
 
-def test_nothing_changes_with_neutral_arguments() -> None:
-    assert np.array_equal(rd.image.adjust_brightness(picture(), 0), picture())
-    assert np.array_equal(rd.image.adjust_contrast(picture(), 1), picture())
+def drawn(change: Callable[..., Any], image: Any, *bounds: float) -> list[float]:
+    """One channel's value of 200 random changes."""
+    rngs = (np.random.default_rng(seed) for seed in range(200))
+    return [float(change(image, *bounds, rng=rng)[0, 0, 0]) for rng in rngs]
 
 
 def test_random_ones_draw_from_their_range_and_depend_on_rng_alone() -> None:
-    image = np.full((2, 2, 1), 100, np.uint8)
-    rngs = [np.random.default_rng(seed) for seed in range(200)]
-    values = [int(rd.image.random_brightness(image, 0.1, rng=rng)[0, 0, 0]) for rng in rngs]
+    grey = np.full((2, 2, 1), 100, np.uint8)
+    values = drawn(rd.image.random_brightness, grey, 0.1)
     assert 74 <= min(values) < 80
     assert 120 < max(values) <= 126
-    again = [
-        int(rd.image.random_brightness(image, 0.1, rng=np.random.default_rng(seed))[0, 0, 0]) for seed in range(200)
-    ]
-    assert again == values
-    spread = [
-        np.ptp(rd.image.random_contrast(picture(), 0.5, 0.9, rng=np.random.default_rng(seed))) for seed in range(9)
-    ]
+    assert drawn(rd.image.random_brightness, grey, 0.1) == values
+    rngs = (np.random.default_rng(seed) for seed in range(9))
+    spread = [np.ptp(rd.image.random_contrast(picture(), 0.5, 0.9, rng=rng)) for rng in rngs]
     assert max(spread) < np.ptp(picture())
 
+    def hue(*arguments: Any, rng: Any) -> Any:
+        return rd.image.rgb_to_hsv(rd.image.random_hue(*arguments, rng=rng))
 
-@pytest.mark.parametrize("bounds", [(-0.1, 1), (2, 1)])
-def test_bounds_are_checked(bounds: tuple[float, float]) -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(rd.InvalidArgumentError, match="0 <= lower <= upper, got"):
-        rd.image.random_contrast(picture(), *bounds, rng=rng)
-    with pytest.raises(rd.InvalidArgumentError, match="max_delta must be >= 0, got -1"):
-        rd.image.random_brightness(picture(), -1, rng=rng)
+    def saturation(*arguments: Any, rng: Any) -> Any:
+        return rd.image.rgb_to_hsv(rd.image.random_saturation(*arguments, rng=rng))[..., 1:]
+
+    turned = [hue - 1 if hue > 0.5 else hue for hue in drawn(hue, np.array([[[1, 0, 0]]], np.float32), 0.2)]
+    assert -0.2 <= min(turned) < -0.18
+    assert 0.18 < max(turned) <= 0.2
+    saturations = drawn(saturation, np.array([[[1, 0.5, 0.5]]], np.float32), 0.5, 1.5)
+    assert 0.25 <= min(saturations) < 0.27
+    assert 0.73 < max(saturations) <= 0.75
 
 
-def test_batches_are_refused() -> None:
-    with pytest.raises(rd.SpecError, match=r"takes one image, got a batch of shape \(1, 37, 53, 3\). Map it before"):
-        rd.image.adjust_brightness(picture()[np.newaxis], 0.1)
+def test_arguments_are_checked() -> None:
+    image, rng = rd.image, np.random.default_rng(0)
+    invalid: list[tuple[Callable[[], Any], str]] = [
+        (lambda: image.adjust_gamma(PIXELS, -1), "gamma must be >= 0, got -1"),
+        (lambda: image.random_contrast(PIXELS, -0.1, 1, rng=rng), "0 <= lower <= upper, got"),
+        (lambda: image.random_contrast(PIXELS, 2, 1, rng=rng), "0 <= lower <= upper, got"),
+        (lambda: image.random_brightness(PIXELS, -1, rng=rng), "max_delta must be >= 0, got -1"),
+        (lambda: image.adjust_hue(PIXELS, 2), r"delta of adjust_hue must be in \[-1, 1\], got 2"),
+        (lambda: image.random_hue(PIXELS, 0.6, rng=rng), r"max_delta must be in \[0, 0.5\], got 0.6"),
+        (lambda: image.random_saturation(PIXELS, 2, 1, rng=rng), "0 <= lower <= upper, got 2 and 1"),
+        (lambda: image.normalize(PIXELS, (1, 2), 1), r"mean must be a number or 3 of them, .* got \(1, 2\)"),
+        (lambda: image.normalize(PIXELS, 0, (1, 2, 3, 4)), "std must be a number or 3 of them"),
+        (lambda: image.normalize(PIXELS, 0, (1, 0, 1)), r"std must not be 0, got \(1, 0, 1\)"),
+    ]
+    for call, message in invalid:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            call()
+    no_range = "convert_image_dtype needs arrays of integers or floats, got"
+    others: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+        (image.adjust_brightness, (PIXELS[np.newaxis], 0.1), r"takes one image, got a batch of shape \(1, 2, 4, 3\)"),
+        (image.adjust_hue, (PIXELS[..., :1], 0.1), "needs 3 channels .* got 1"),
+        (image.rgb_to_hsv, (PIXELS,), "rgb_to_hsv needs float32 with 3 channels, got uint8 with 3"),
+        (image.grayscale_to_rgb, (PIXELS,), "grayscale_to_rgb needs 1 channel, got 3"),
+        (image.rgb_to_grayscale, (PIXELS[..., :1],), "rgb_to_grayscale needs 3 channels .* got 1"),
+        *(
+            (image.convert_image_dtype, (odd, np.float32), no_range)
+            for odd in ([1, 2], np.array(["a"]), np.ones(2, bool), 3)
+        ),
+    ]
+    for function, arguments, message in others:
+        with pytest.raises(rd.SpecError, match=message):
+            function(*arguments)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_a_batch_is_its_images() -> None:
+    changes: list[Callable[[Any], Any]] = [
         lambda image: rd.image.adjust_hue(image, 0.3),
         lambda image: rd.image.adjust_saturation(image, 1.7),
         rd.image.rgb_to_grayscale,
-    ],
-)
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_a_batch_is_its_images(change: Any, dtype: Any) -> None:
-    batch = np.stack([PIXELS, PIXELS[::-1]]).astype(dtype) / dtype(1 if dtype is np.uint8 else 255)
-    batch = batch.astype(dtype)
-    kept = batch.copy()
-    assert np.array_equal(change(batch), np.stack([change(image) for image in batch]))
-    assert np.array_equal(batch, kept)
-    assert change(batch).dtype == dtype
-
-
-def test_neutral_arguments_change_nothing() -> None:
-    assert np.array_equal(rd.image.adjust_hue(picture(), 0), picture())
-    assert np.array_equal(rd.image.adjust_hue(picture(), 1), picture())
-    assert np.array_equal(rd.image.adjust_saturation(picture(), 1), picture())
-    floats = (picture() / 255).astype(np.float32)
-    assert np.allclose(rd.image.hsv_to_rgb(rd.image.rgb_to_hsv(floats)), floats, atol=1e-6)
-
-
-def test_random_hues_draw_from_their_range() -> None:
-    red = np.array([[[1, 0, 0]]], np.float32)
-    hues = [
-        float(rd.image.rgb_to_hsv(rd.image.random_hue(red, 0.2, rng=np.random.default_rng(seed)))[0, 0, 0])
-        for seed in range(200)
+        lambda image: rd.image.normalize(image, MEAN, STD),
+        rd.image.per_image_standardization,
+        rd.image.channels_first,
     ]
-    turned = [hue - 1 if hue > 0.5 else hue for hue in hues]
-    assert -0.2 <= min(turned) < -0.18
-    assert 0.18 < max(turned) <= 0.2
-    pale = np.array([[[1, 0.5, 0.5]]], np.float32)
-    drawn = [
-        float(rd.image.rgb_to_hsv(rd.image.random_saturation(pale, 0.5, 1.5, rng=np.random.default_rng(seed)))[0, 0, 1])
-        for seed in range(200)
-    ]
-    assert 0.25 <= min(drawn) < 0.27
-    assert 0.73 < max(drawn) <= 0.75
-
-
-def test_bounds_of_hues_are_checked() -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(rd.InvalidArgumentError, match=r"delta of adjust_hue must be in \[-1, 1\], got 2"):
-        rd.image.adjust_hue(PIXELS, 2)
-    with pytest.raises(rd.InvalidArgumentError, match=r"max_delta must be in \[0, 0.5\], got 0.6"):
-        rd.image.random_hue(PIXELS, 0.6, rng=rng)
-    with pytest.raises(rd.InvalidArgumentError, match="0 <= lower <= upper, got 2 and 1"):
-        rd.image.random_saturation(PIXELS, 2, 1, rng=rng)
-    with pytest.raises(rd.SpecError, match="needs 3 channels .* got 1"):
-        rd.image.adjust_hue(PIXELS[..., :1], 0.1)
-    with pytest.raises(rd.SpecError, match="rgb_to_hsv needs float32 with 3 channels, got uint8 with 3"):
-        rd.image.rgb_to_hsv(PIXELS)
+    whole = np.stack([PIXELS, PIXELS[::-1]])
+    for batch in (whole, (whole / 255).astype(np.float32)):
+        kept = batch.copy()
+        for number, change in enumerate(changes):
+            assert np.array_equal(change(batch), np.stack([change(image) for image in batch])), number
+            assert np.array_equal(batch, kept)
+            assert change(batch).dtype == (np.float32 if number in (3, 4) else batch.dtype), number
+    assert rd.image.normalize(whole[:0], MEAN, STD).shape == (0, 2, 4, 3)
+    assert rd.image.per_image_standardization(whole[:0]).shape == (0, 2, 4, 3)
+    assert np.array_equal(rd.image.per_image_standardization(np.full((2, 2, 1), 7)), np.zeros((2, 2, 1)))
+    assert np.array_equal(rd.image.channels_first(PIXELS), PIXELS.transpose(2, 0, 1))
+    assert rd.image.channels_first(PIXELS).flags.c_contiguous
+    result = rd.image.normalize(picture(), MEAN, STD)
+    assert np.array_equal(rd.image.normalize(picture()[2:9, 3:7], MEAN, STD), result[2:9, 3:7])  # a view is its copy
 
 
 def test_grey_three_times_is_the_same_grey() -> None:
@@ -144,42 +154,23 @@ def test_grey_three_times_is_the_same_grey() -> None:
     assert rd.image.grayscale_to_rgb(grey[np.newaxis]).shape == (1, *PIXELS.shape)
 
 
-def test_the_number_of_channels_is_checked() -> None:
-    with pytest.raises(rd.SpecError, match="grayscale_to_rgb needs 1 channel, got 3"):
-        rd.image.grayscale_to_rgb(PIXELS)
-    with pytest.raises(rd.SpecError, match="rgb_to_grayscale needs 3 channels .* got 1"):
-        rd.image.rgb_to_grayscale(PIXELS[..., :1])
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "int16", "int32", "int64", "float32", "float64"])
-def test_there_and_back_changes_nothing(dtype: str) -> None:
-    there = rd.image.convert_image_dtype(PIXELS, dtype)
-    assert there.dtype == dtype
-    assert np.array_equal(rd.image.convert_image_dtype(there, np.uint8), PIXELS)
-
-
-def test_one_dtype_is_no_change() -> None:
+def test_there_and_back_changes_nothing() -> None:
+    for dtype in ("uint16", "int16", "int32", "int64", "float32", "float64"):
+        there = rd.image.convert_image_dtype(PIXELS, dtype)
+        assert there.dtype == dtype
+        assert np.array_equal(rd.image.convert_image_dtype(there, np.uint8), PIXELS), dtype
     assert rd.image.convert_image_dtype(PIXELS, np.uint8) is PIXELS
 
 
-@pytest.mark.parametrize("target", ["uint8", "int8", "uint16", "int16", "int32", "uint32", "int64"])
-@pytest.mark.parametrize("source", ["float16", "float32", "float64"])
-def test_saturation_stops_at_the_ends_of_the_range(source: str, target: str) -> None:
-    bounds = np.iinfo(target)
-    low, high = rd.image.convert_image_dtype(np.array([-3, 3], source), target, saturate=True).tolist()
-    exact = source == "float64" or (source, bounds.bits) == ("float32", 8) or bounds.bits < 16
-    most = float(np.finfo(source).max)
-    assert low == max(bounds.min, int(np.array(max(float(bounds.min), -most), source)))
-    assert high == bounds.max if exact and bounds.bits < 64 else high > 0.99 * min(bounds.max, most)
-
-
-@pytest.mark.parametrize("image", [[1, 2], np.array(["a"]), np.array([True]), 3])
-def test_what_has_no_range_is_an_error(image: Any) -> None:
-    with pytest.raises(rd.SpecError, match="convert_image_dtype needs arrays of integers or floats, got"):
-        rd.image.convert_image_dtype(image, np.float32)
-
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+def test_saturation_stops_at_the_ends_of_the_range() -> None:
+    targets = ("uint8", "int8", "uint16", "int16", "int32", "uint32", "int64")
+    for source, target in itertools.product(("float16", "float32", "float64"), targets):
+        bounds = np.iinfo(target)
+        low, high = rd.image.convert_image_dtype(np.array([-3, 3], source), target, saturate=True).tolist()
+        exact = source == "float64" or (source, bounds.bits) == ("float32", 8) or bounds.bits < 16
+        most = float(np.finfo(source).max)
+        assert low == max(bounds.min, int(np.array(max(float(bounds.min), -most), source))), (source, target)
+        assert high == bounds.max if exact and bounds.bits < 64 else high > 0.99 * min(bounds.max, most), target
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.tuples(*[st.floats(-1, 2)] * 3), st.tuples(*[st.floats(0.1, 3)] * 3))
@@ -194,50 +185,8 @@ def test_values_are_those_of_plain_python(
         for row in image.tolist()
     ]
     assert np.allclose(result, expected, rtol=1e-6, atol=1e-5)
-    assert np.allclose(
-        result * np.array(std, np.float32) + np.array(mean, np.float32), image / 255, atol=1e-5
-    )  # and back
-
-
-def test_floats_are_taken_as_they_are() -> None:
-    image = np.array([[[0.0, 255.0]]], np.float32)
-    assert rd.image.normalize(image, 5, 2).tolist() == [[[-2.5, 125.0]]]
-
-
-def test_a_batch_is_its_images_and_a_view_its_copy() -> None:
-    batch = np.stack([picture(), picture()[::-1]])
-    result = rd.image.normalize(batch, MEAN, STD)
-    assert np.array_equal(result[1], rd.image.normalize(batch[1].copy(), MEAN, STD))
-    assert np.array_equal(rd.image.normalize(batch[0][2:9, 3:7], MEAN, STD), result[0][2:9, 3:7])
-    assert rd.image.normalize(batch[:0], MEAN, STD).shape == (0, 37, 53, 3)
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "message"),
-    [
-        ((1, 2), 1, r"mean must be a number or 3 of them, .* got \(1, 2\)"),
-        (0, (1, 2, 3, 4), "std must be a number or 3 of them"),
-        (0, (1, 0, 1), r"std must not be 0, got \(1, 0, 1\)"),
-    ],
-)
-def test_means_and_deviations_are_checked(mean: object, std: object, message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        rd.image.normalize(picture(), mean, std)
-
-
-def test_channels_go_first() -> None:
-    image = picture()
-    assert np.array_equal(rd.image.channels_first(image), image.transpose(2, 0, 1))
-    assert rd.image.channels_first(np.stack([image] * 2)).shape == (2, 3, 37, 53)
-    assert rd.image.channels_first(image).flags.c_contiguous
-
-
-def test_standardization_of_each_image_of_a_batch() -> None:
-    batch = np.stack([picture(4, 5), picture(4, 5)[::-1] // 2])
-    expected = np.stack([rd.image.per_image_standardization(image) for image in batch])
-    assert np.array_equal(rd.image.per_image_standardization(batch), expected)
-    assert np.array_equal(rd.image.per_image_standardization(np.full((2, 2, 1), 7)), np.zeros((2, 2, 1)))
-    assert rd.image.per_image_standardization(batch[:0]).shape == (0, 4, 5, 3)
+    floats = np.array([[[0.0, 255.0]]], np.float32)  # are taken as they are
+    assert rd.image.normalize(floats, 5, 2).tolist() == [[[-2.5, 125.0]]]
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([1, 3, 4]), st.booleans())

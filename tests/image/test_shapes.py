@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -17,31 +18,24 @@ from raydist.image.arrays import require_colours, require_image, require_size
 from tests.image.samples import PIXELS, picture
 
 
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        (np.zeros((2, 3)), r"needs an array \(height, width, channels\).* got shape \(2, 3\), dtype float64. Add the"),
+def test_images_and_sizes_are_checked() -> None:
+    images: list[tuple[Any, str]] = [
+        (
+            np.zeros((2, 3)),
+            r"it needs an array \(height, width, channels\).* got shape \(2, 3\), dtype float64. Add the",
+        ),
         (b"\xff\xd8", "got b.* Decode it first"),
         (np.array([[["a"]]], dtype=object), "dtype object"),
-    ],
-)
-def test_other_things_are_named(image: object, message: str) -> None:
-    with pytest.raises(rd.SpecError, match=f"it {message}" if message.startswith("needs") else message):
-        require_image(image, "it")
-
-
-def test_colours_are_uint8_or_float32() -> None:
+    ]
+    for image, message in images:
+        with pytest.raises(rd.SpecError, match=message):
+            require_image(image, "it")
     with pytest.raises(rd.SpecError, match="it needs uint8 or float32, got float64"):
         require_colours(np.zeros((1, 1, 1)), "it")
-
-
-@pytest.mark.parametrize("size", [5.0, (1, 2, 3), (1.5, 2), "ab", None])
-def test_a_size_is_a_pair(size: object) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"size of it must be \(height, width\) or one int"):
-        require_size(size, "it")
-
-
-def test_a_size_is_positive() -> None:
+    sizes: list[Any] = [5.0, (1, 2, 3), (1.5, 2), "ab", None]
+    for size in sizes:
+        with pytest.raises(rd.InvalidArgumentError, match=r"size of it must be \(height, width\) or one int"):
+            require_size(size, "it")
     assert require_size(np.array([2, 3]), "it") == (2, 3)
     assert require_size(np.int64(4), "it") == (4, 4)
     with pytest.raises(rd.InvalidArgumentError, match=r"at least \(1, 1\), got \(0, 3\)"):
@@ -77,12 +71,25 @@ def test_every_place_is_drawn() -> None:
     assert counts[counts > 0].min() > 25
 
 
-def test_a_batch_is_cut_alike() -> None:
-    batch = np.stack([numbered(5, 6)] * 2)
-    crops = rd.image.random_crop(batch, (2, 3), rng=np.random.default_rng(3))
-    assert crops.shape == (2, 2, 3, 2)
-    assert np.array_equal(crops[0], crops[1])
-    assert rd.image.central_crop(batch, 0.5).shape == (2, 3, 4, 2)
+def test_a_random_crop_takes_a_whole_shape_too_and_a_batch_is_cut_alike() -> None:
+    def cropped(image: Any, size: Any) -> Any:
+        return rd.image.random_crop(image, size, rng=np.random.default_rng(3))
+
+    image = numbered(5, 6)
+    crop, crops = cropped(image, (2, 3)), cropped(np.stack([image] * 2), (2, 3))
+    assert np.array_equal(crops, np.stack([crop] * 2))
+    assert np.array_equal(cropped(image, (2, 3, 2)), crop)
+    assert np.array_equal(cropped(image[np.newaxis], [1, 2, 3, 2])[0], crop)
+    assert rd.image.central_crop(np.stack([image] * 2), 0.5).shape == (2, 3, 4, 2)
+    for source, size in ((image, (2, 3, 1)), (image[np.newaxis], (2, 2, 3, 2))):
+        with pytest.raises(rd.InvalidArgumentError, match="size of random_crop must"):
+            cropped(source, size)
+    for rows, columns in ((6, 1), (1, 7)):
+        with pytest.raises(rd.InvalidArgumentError, match=f"image of 5 x 6 pixels, got {rows} x {columns} pixels"):
+            cropped(image, (rows, columns))
+    for fraction in (0, -1, 1.1):
+        with pytest.raises(rd.InvalidArgumentError, match=r"central_fraction must be in \(0, 1\], got"):
+            rd.image.central_crop(image, fraction)
 
 
 @given(SIDES, SIDES, st.floats(0.01, 1))
@@ -92,31 +99,11 @@ def test_a_central_crop_is_that_of_tf(height: int, width: int, fraction: float) 
     assert np.array_equal(rd.image.central_crop(numbered(height, width), fraction), expected)
 
 
-@pytest.mark.parametrize("fraction", [0, -1, 1.1])
-def test_a_fraction_is_checked(fraction: float) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"central_fraction must be in \(0, 1\], got"):
-        rd.image.central_crop(numbered(2, 2), fraction)
-
-
-@pytest.mark.parametrize("size", [(5, 1), (1, 7)])
-def test_a_crop_larger_than_the_image_has_both_sizes(size: tuple[int, int]) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=f"image of 4 x 6 pixels, got {size[0]} x {size[1]} pixels"):
-        rd.image.random_crop(numbered(4, 6), size, rng=np.random.default_rng(0))
-
-
-def test_a_random_crop_takes_a_whole_shape_too() -> None:
-    image = np.arange(4 * 5 * 3).reshape(4, 5, 3)
-    by_shape = rd.image.random_crop(image, (2, 3, 3), rng=np.random.default_rng(1))
-    assert np.array_equal(by_shape, rd.image.random_crop(image, (2, 3), rng=np.random.default_rng(1)))
-    batch = rd.image.random_crop(image[np.newaxis], [1, 2, 3, 3], rng=np.random.default_rng(1))
-    assert np.array_equal(batch[0], by_shape)
-    for shape in ((2, 3, 1), (2, 2, 3, 3)):
-        with pytest.raises(rd.InvalidArgumentError, match="size of random_crop must"):
-            rd.image.random_crop(image if len(shape) == 3 else image[np.newaxis], shape, rng=np.random.default_rng(1))
-
-
-def test_arguments_of_boxes_are_checked() -> None:
-    batch = PIXELS[np.newaxis]
+def test_boxes() -> None:
+    batch, method = PIXELS[np.newaxis], "cubic"
+    assert rd.image.crop_and_resize(batch, np.zeros((0, 4)), [], (2, 3)).shape == (0, 2, 3, 3)
+    nowhere = rd.image.crop_and_resize(batch, [[np.nan, 0, 1, 1]], [0], 2, extrapolation_value=7)
+    assert (nowhere == 7).all()
     with pytest.raises(rd.SpecError, match=r"needs a batch of images, got shape \(2, 4, 3\)"):
         rd.image.crop_and_resize(PIXELS, [[0, 0, 1, 1]], [0], 2)
     with pytest.raises(rd.InvalidArgumentError, match=r"boxes must have shape \(boxes, 4\)"):
@@ -124,13 +111,7 @@ def test_arguments_of_boxes_are_checked() -> None:
     with pytest.raises(rd.InvalidArgumentError, match=r"box_indices must be numbers of the 1 images, got \[1\]"):
         rd.image.crop_and_resize(batch, [[0, 0, 1, 1]], [1], 2)
     with pytest.raises(rd.InvalidArgumentError, match="method of crop_and_resize"):
-        rd.image.crop_and_resize(batch, [[0, 0, 1, 1]], [0], 2, "cubic")  # type: ignore[arg-type]  # the point
-
-
-def test_no_boxes_and_boxes_of_no_place() -> None:
-    assert rd.image.crop_and_resize(PIXELS[np.newaxis], np.zeros((0, 4)), [], (2, 3)).shape == (0, 2, 3, 3)
-    nowhere = rd.image.crop_and_resize(PIXELS[np.newaxis], [[np.nan, 0, 1, 1]], [0], 2, extrapolation_value=7)
-    assert (nowhere == 7).all()
+        rd.image.crop_and_resize(batch, [[0, 0, 1, 1]], [0], 2, method)  # type: ignore[arg-type]  # the point
 
 
 IMAGES = arrays.arrays(
@@ -149,30 +130,30 @@ def test_flips_are_python_reversals_and_their_own_inverses(image: np.ndarray) ->
         assert not np.shares_memory(flip(image), image)
 
 
-@pytest.mark.parametrize(
-    ("maybe", "flip"),
-    [
+def test_random_flips_do_so_half_of_the_time() -> None:
+    image = np.arange(12).reshape(2, 2, 3)
+    pairs: list[tuple[Any, Any]] = [
         (rd.image.random_flip_left_right, rd.image.flip_left_right),
         (rd.image.random_flip_up_down, rd.image.flip_up_down),
-    ],
-)
-def test_random_flips_do_so_half_of_the_time(maybe: object, flip: object) -> None:
-    image = np.arange(12).reshape(2, 2, 3)
-    rng = np.random.default_rng(0)
-    flipped = [np.array_equal(maybe(image, rng=rng), flip(image)) for _ in range(200)]  # type: ignore[operator]
-    assert 70 < sum(flipped) < 130
-    batch = maybe(np.stack([image] * 200), rng=np.random.default_rng(0))  # type: ignore[operator]  # a function
-    assert [np.array_equal(one, flip(image)) for one in batch] == flipped  # type: ignore[operator]  # a function
-    assert all(np.array_equal(one, image) for one, was in zip(batch, flipped, strict=True) if not was)
+    ]
+    for maybe, flip in pairs:
+        rng = np.random.default_rng(0)
+        flipped = [np.array_equal(maybe(image, rng=rng), flip(image)) for _ in range(200)]
+        assert 70 < sum(flipped) < 130
+        batch = maybe(np.stack([image] * 200), rng=np.random.default_rng(0))
+        for one, was in zip(batch, flipped, strict=True):
+            assert np.array_equal(one, flip(image) if was else image)
 
 
-@pytest.mark.parametrize("turn", [rd.image.rot90, rd.image.transpose])
-def test_results_are_copies_and_a_batch_is_its_images(turn: Any) -> None:
+def test_a_batch_is_its_images() -> None:
     batch = np.stack([PIXELS, PIXELS[::-1]])
-    assert np.array_equal(turn(batch), np.stack([turn(image) for image in batch]))
-    result = turn(PIXELS)
-    assert result.base is None
-    assert result.flags.c_contiguous
+    for turn in (rd.image.rot90, rd.image.transpose):
+        assert np.array_equal(turn(batch), np.stack([turn(image) for image in batch]))
+        assert turn(PIXELS).base is None
+        assert turn(PIXELS).flags.c_contiguous
+    for size in ((1, 2), (2, 3), (3, 5), (7, 4)):
+        for change in (rd.image.resize_with_crop_or_pad, rd.image.resize_with_pad):
+            assert np.array_equal(change(batch, *size), np.stack([change(image, *size) for image in batch])), size
 
 
 @given(SIDES, SIDES, SIDES, SIDES, st.integers(1, 5))
@@ -206,63 +187,43 @@ def test_area_averages_what_a_pixel_covers(rows: int, columns: int, down: int, a
     assert np.allclose(rd.image.resize(image, (rows, columns), "area"), blocks.mean(axis=(1, 3)), atol=1e-3)
 
 
-@pytest.mark.parametrize("method", ["bilinear", "area", "bicubic", "lanczos"])
-def test_rgb_is_that_of_pillow(method: Any) -> None:
-    names = {"bilinear": "BILINEAR", "area": "BOX", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
-    expected = PIL.Image.fromarray(picture()).resize((20, 60), getattr(PIL.Image.Resampling, names[method]))
-    assert np.array_equal(rd.image.resize(picture(), (60, 20), method), np.asarray(expected))
+def test_rgb_is_that_of_pillow() -> None:
+    names: dict[Any, str] = {"bilinear": "BILINEAR", "area": "BOX", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
+    for method, name in names.items():
+        expected = PIL.Image.fromarray(picture()).resize((20, 60), getattr(PIL.Image.Resampling, name))
+        assert np.array_equal(rd.image.resize(picture(), (60, 20), method), np.asarray(expected)), method
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_channels_do_not_mix_and_batches_are_their_images(channels: int, dtype: Any) -> None:
-    image = picture(channels=channels).astype(dtype)
-    resized = rd.image.resize(image, (9, 11))
-    assert resized.shape == (9, 11, channels)
-    assert resized.dtype == dtype
-    for channel in range(channels):
-        alone = rd.image.resize(image[..., channel : channel + 1], (9, 11))
-        assert np.array_equal(resized[..., channel : channel + 1], alone)
-    batch = rd.image.resize(np.stack([image, image[::-1]]), (9, 11))
-    assert np.array_equal(batch[0], resized)
-    assert np.array_equal(batch[1], rd.image.resize(image[::-1], (9, 11)))
+def test_channels_do_not_mix_and_batches_are_their_images() -> None:
+    for channels, dtype in itertools.product((1, 2, 3, 4, 5), (np.uint8, np.float32)):
+        image = picture(channels=channels).astype(dtype)
+        resized = rd.image.resize(image, (9, 11))
+        assert (resized.shape, resized.dtype) == ((9, 11, channels), dtype)
+        for channel in range(channels):
+            alone = rd.image.resize(image[..., channel : channel + 1], (9, 11))
+            assert np.array_equal(resized[..., channel : channel + 1], alone), (channels, dtype)
+        batch = rd.image.resize(np.stack([image, image[::-1]]), (9, 11))
+        assert np.array_equal(batch, np.stack([resized, rd.image.resize(image[::-1], (9, 11))])), (channels, dtype)
+        kept = rd.image.resize(image, image.shape[:2])
+        assert np.array_equal(kept, image)
+        assert not np.shares_memory(kept, image)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_the_same_size_changes_nothing_and_is_a_copy(dtype: Any) -> None:
-    image = picture().astype(dtype)
-    resized = rd.image.resize(image, image.shape[:2])
-    assert np.array_equal(resized, image)
-    assert not np.shares_memory(resized, image)
-
-
-def test_arguments_are_checked() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="one of nearest, bilinear, area, bicubic, lanczos, got 'cubic'"):
-        rd.image.resize(picture(), (2, 2), "cubic")  # type: ignore[arg-type]  # the point of this test
-    with pytest.raises(rd.InvalidArgumentError, match=r"image with pixels, got shape \(0, 4, 3\)"):
-        rd.image.resize(np.zeros((0, 4, 3), np.uint8), (2, 2))
-    with pytest.raises(rd.InvalidArgumentError, match=r"size of resize must be at least \(1, 1\), got \(2, 0\)"):
-        rd.image.resize(picture(), (2, 0))
-
-
-@pytest.mark.parametrize("size", [(1, 2), (2, 3), (3, 5), (7, 4)])
-def test_a_batch_is_its_images(size: tuple[int, int]) -> None:
-    batch = np.stack([PIXELS, PIXELS[::-1]])
-    for change in (rd.image.resize_with_crop_or_pad, rd.image.resize_with_pad):
-        assert np.array_equal(change(batch, *size), np.stack([change(image, *size) for image in batch]))
-
-
-def test_what_does_not_fit_is_an_error() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="2 x 4 pixels must fit into 3 x 4 at row 2, column 0"):
-        rd.image.pad_to_bounding_box(PIXELS, 2, 0, 3, 4)
-    with pytest.raises(rd.InvalidArgumentError, match="at row -1"):
-        rd.image.pad_to_bounding_box(PIXELS, -1, 0, 3, 4)
-    with pytest.raises(rd.InvalidArgumentError, match=r"at least \(1, 1\), got \(0, 4\)"):
-        rd.image.resize_with_crop_or_pad(PIXELS, 0, 4)
-    with pytest.raises(rd.InvalidArgumentError, match="needs an image with pixels"):
-        rd.image.resize_with_pad(PIXELS[:0], 2, 2)
-    with pytest.raises(rd.InvalidArgumentError, match=r"at least \(1, 1\), got \(0, 1\)"):
-        rd.image.resize_with_pad(PIXELS, 1, 1)  # of 2 x 4 pixels half a row would be left
+def test_arguments_of_resizing_are_checked() -> None:
+    empty = PIXELS[:0]
+    cases: list[tuple[Any, tuple[Any, ...], str]] = [
+        (rd.image.resize, (PIXELS, (2, 2), "cubic"), "one of nearest, bilinear, area, bicubic, lanczos, got 'cubic'"),
+        (rd.image.resize, (empty, (2, 2)), r"image with pixels, got shape \(0, 4, 3\)"),
+        (rd.image.resize, (PIXELS, (2, 0)), r"size of resize must be at least \(1, 1\), got \(2, 0\)"),
+        (rd.image.pad_to_bounding_box, (PIXELS, 2, 0, 3, 4), "2 x 4 pixels must fit into 3 x 4 at row 2, column 0"),
+        (rd.image.pad_to_bounding_box, (PIXELS, -1, 0, 3, 4), "at row -1"),
+        (rd.image.resize_with_crop_or_pad, (PIXELS, 0, 4), r"at least \(1, 1\), got \(0, 4\)"),
+        (rd.image.resize_with_pad, (empty, 2, 2), "needs an image with pixels"),
+        (rd.image.resize_with_pad, (PIXELS, 1, 1), r"at least \(1, 1\), got \(0, 1\)"),  # half a row would be left
+    ]
+    for function, arguments, message in cases:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            function(*arguments)
 
 
 def test_an_image_keeps_its_proportions() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -55,28 +55,21 @@ def test_bytes_are_utf_8(batch: list[str]) -> None:
         assert rows(step(encoded)) == rows(step(batch))
 
 
-@pytest.mark.parametrize("step", [Split(), Split(","), Characters()])
-def test_empty_strings_and_no_strings(step: rd.text.TextStep) -> None:
-    assert rows(step(["", "a", ""]))[1] == ["a"]
-    assert step([]).shape == (0,)
-    assert step("").tolist() == ([""] if step == Split(",") else [])
+def test_empty_strings_and_no_strings() -> None:
+    for step in (Split(), Split(","), Characters()):
+        assert rows(step(["", "a", ""]))[1] == ["a"]
+        assert step([]).shape == (0,)
+        assert step("").tolist() == ([""] if step == Split(",") else [])
 
 
-def test_every_element_of_a_dataset_can_be_split() -> None:
-    dataset = rd.Dataset.from_tensor_slices(["to be", "or"]).map(Split())
-    assert [tokens.tolist() for tokens in dataset.as_numpy_iterator()] == [["to", "be"], ["or"]]
-
-
-@pytest.mark.parametrize("separator", ["", b",", 3])
-def test_a_separator_has_characters(separator: object) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"separator must be a str .* rd.text.Characters"):
-        Split(separator)  # type: ignore[arg-type]  # the point of this test
-
-
-@pytest.mark.parametrize("step", [Split(), Characters()])
-def test_tokens_are_not_split_again(step: rd.text.TextStep) -> None:
-    with pytest.raises(rd.SpecError, match="takes text, got large_list"):
-        step(Split()(["a b", "c"]))
+def test_what_cannot_be_split() -> None:
+    separators: list[Any] = ["", b",", 3]
+    for separator in separators:
+        with pytest.raises(rd.InvalidArgumentError, match=r"separator must be a str .* rd.text.Characters"):
+            Split(separator)
+    for step in (Split(), Characters()):
+        with pytest.raises(rd.SpecError, match="takes text, got large_list"):
+            step(Split()(["a b", "c"]))
 
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6)
@@ -102,17 +95,12 @@ def test_arrays_are_padded_along_their_last_axis() -> None:
     assert Pad(3)(np.zeros((2, 2, 1), np.int32)).shape == (2, 2, 3)
     assert Pad(2)(np.zeros((0, 5), np.int64)).shape == (0, 2)
     assert Pad(2)([]).tolist() == [0, 0]
-
-
-def test_tokens_need_ids_first() -> None:
     with pytest.raises(rd.SpecError, match=r"Pad takes sequences of ids, got large_list.*by a Vocabulary"):
         Pad(2)(Split()(["a b", "c"]))
-
-
-@pytest.mark.parametrize("length", [0, -1, 1.5, "3"])
-def test_a_length_is_positive(length: object) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="length must be an int >= 1"):
-        Pad(length)  # type: ignore[arg-type]  # the point of this test
+    lengths: list[Any] = [0, -1, 1.5, "3"]
+    for length in lengths:
+        with pytest.raises(rd.InvalidArgumentError, match="length must be an int >= 1"):
+            Pad(length)
 
 
 @dataclass(frozen=True)
@@ -133,10 +121,7 @@ def test_a_step_takes_one_string_or_arrays_of_any_shape() -> None:
     assert Lengths()("abc") == 3
     assert Lengths()(["a", b"bb"]).tolist() == [1, 2]
     assert Lengths()(np.array([["a"], ["bb"]])).tolist() == [[1], [2]]
-
-
-def test_a_step_on_lists_takes_the_last_axis() -> None:
-    assert Totals()([1, 2, 3]) == 6
+    assert Totals()([1, 2, 3]) == 6  # a step on lists takes the last axis
     assert Totals()([[1, 2], [3, 4]]).tolist() == [3, 7]
 
 
@@ -147,20 +132,21 @@ ENCODE = Chain((Split(), Vocabulary(("to", "be", "not")), Pad(4)))
 @given(st.lists(st.text(st.sampled_from("ab é\n"), max_size=10), min_size=1, max_size=6))
 def test_a_chain_is_its_steps_in_turn(batch: list[str]) -> None:
     steps = (Split(), HashBuckets(50, first_id=1), Pad(3))
-    values: object = batch
+    values: Any = batch
     for step in steps:
         values = step(values)
-    assert Chain(steps)(batch).tolist() == values.tolist()  # type: ignore[attr-defined]  # an array
-
-
-def test_one_string_and_a_batch_agree() -> None:
-    assert ENCODE(LINES).tolist() == [[2, 3, 1, 4], [0, 0, 0, 0], [2, 3, 0, 0], [1, 1, 0, 0]]
-    assert [ENCODE(line).tolist() for line in LINES] == ENCODE(LINES).tolist()
+    assert Chain(steps)(batch).tolist() == values.tolist()
+    assert Chain((Pad(2),))([5]).tolist() == [5, 0]  # it begins with what its first step takes
+    wrong: list[Any] = [(), (str.split,)]
+    for others in wrong:
+        with pytest.raises(rd.InvalidArgumentError, match="Chain needs a tuple of one step"):
+            Chain(others)
 
 
 def test_a_dataset_is_encoded_by_element_by_batch_and_by_map_batches() -> None:
     lines = rd.Dataset.from_tensor_slices(LINES)
-    expected = ENCODE(LINES).tolist()
+    expected = [[2, 3, 1, 4], [0, 0, 0, 0], [2, 3, 0, 0], [1, 1, 0, 0]]
+    assert ENCODE(LINES).tolist() == [ENCODE(line).tolist() for line in LINES] == expected
     assert [ids.tolist() for ids in lines.map(ENCODE)] == expected
     assert [ids.tolist() for batch in lines.batch(3).map(ENCODE) for ids in batch] == expected
     assert [ids.tolist() for ids in lines.map_batches(ENCODE, batch_size=3)] == expected
@@ -175,72 +161,47 @@ def test_bad_utf_8_is_an_error_in_its_batch_alone() -> None:
     assert next(batches).tolist() == [[4, 0, 0, 0]]
 
 
-def test_a_chain_begins_with_what_its_first_step_takes() -> None:
-    assert Chain((Pad(2),))([5]).tolist() == [5, 0]
-
-
-@pytest.mark.parametrize("steps", [(), (str.split,)])
-def test_a_chain_has_steps(steps: tuple[object, ...]) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="Chain needs a tuple of one step"):
-        Chain(steps)  # type: ignore[arg-type]  # the point of this test
-
-
 TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=6)
 
 
-@given(TEXTS)
-def test_text_comes_back(texts: list[str]) -> None:
+@given(TEXTS, st.lists(TEXTS, min_size=1, max_size=4))
+def test_text_and_lists_come_back(texts: list[str], lists: list[list[str]]) -> None:
     column = np.array([*texts, ""], dtype=object)
     assert from_arrow(*to_arrow(column)).tolist() == column.tolist()
-
-
-@given(st.lists(TEXTS, min_size=1, max_size=4))
-def test_lists_come_back(lists: list[list[str]]) -> None:
     outside = object_column([np.array(row, dtype=object) for row in lists])
     assert [row.tolist() for row in from_arrow(*to_arrow(outside))] == lists
 
 
-@pytest.mark.parametrize("values", ["a", b"a", np.str_("a"), np.array("a")])
-def test_one_string_has_no_shape(values: object) -> None:
-    array, shape = to_arrow(values)
-    assert shape == ()
-    assert from_arrow(array, shape) == "a"
-
-
-def test_arrays_keep_their_shape() -> None:
+def test_one_string_has_no_shape_and_arrays_keep_theirs() -> None:
+    for value in ("a", b"a", np.str_("a"), np.array("a")):
+        array, shape = to_arrow(value)
+        assert shape == ()
+        assert from_arrow(array, shape) == "a"
     grid = np.array([["a", "b", "c"], ["d", "e", "f"]])
     assert from_arrow(*to_arrow(grid)).tolist() == grid.tolist()
-
-
-def test_arrays_handed_out_may_be_written() -> None:
     ids = from_arrow(*to_arrow(np.arange(3)))
-    ids[0] = 7
+    ids[0] = 7  # what is handed out may be written
     assert ids.tolist() == [7, 1, 2]
 
 
-@pytest.mark.parametrize("bad", [b"caf\xe9", "\ud800", b"\xff"])
-def test_what_is_not_utf_8_is_an_error_with_its_row(bad: object) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"must be valid UTF-8, got .* in row 2: .* Decode it in a map"):
-        to_arrow(np.array(["a", "b", bad, "c"], dtype=object))
-    with pytest.raises(rd.InvalidArgumentError, match="row 0"):
-        to_arrow(bad)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_what_is_no_text_is_an_error_with_its_row() -> None:
+    for bad in (b"caf\xe9", "\ud800", b"\xff"):
+        with pytest.raises(
+            rd.InvalidArgumentError, match=r"must be valid UTF-8, got .* in row 2: .* Decode it in a map"
+        ):
+            to_arrow(np.array(["a", "b", bad, "c"], dtype=object))
+        with pytest.raises(rd.InvalidArgumentError, match="row 0"):
+            to_arrow(bad)
+    odd_shapes = object_column([np.zeros(2, int), np.zeros((2, 2), int)])
+    others: list[tuple[Any, str]] = [
         (["a", None], "got None in row 1"),
         (["a", 3], r"got 3 \(int\) in row 1"),
         (np.array([1.5]), "got an array of float64"),
-        (object_column([np.zeros(2, int), np.zeros((2, 2), int)]), r"one dimension, got an array of shape \(2, 2\)"),
+        (odd_shapes, r"one dimension, got an array of shape \(2, 2\)"),
         ({"a": 1}, "got {'a': 1} .dict. in row 0"),
-    ],
-)
-def test_other_values_are_named(values: object, message: str) -> None:
-    with pytest.raises(rd.SpecError, match=message):
-        to_arrow(values)
-
-
-def test_a_single_value_is_no_sequence() -> None:
+    ]
+    for values, message in others:
+        with pytest.raises(rd.SpecError, match=message):
+            to_arrow(values)
     with pytest.raises(rd.SpecError, match="A sequence is needed, got the single value 'a'"):
         to_arrow("a", fold=True)

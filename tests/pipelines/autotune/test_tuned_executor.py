@@ -111,11 +111,11 @@ def test_the_state_fits_whatever_was_decided() -> None:
     resumed.close()
 
 
-@pytest.mark.parametrize("calls", [1, 2])
-def test_a_parallelism_that_was_asked_for_is_kept(calls: int) -> None:
-    iterator = tuned(Dataset.range(300).map(slow, num_parallel_calls=calls))
-    assert [int(x) for x in iterator] == list(range(1, 301))
-    assert iterator.meters.decisions == []
+def test_a_parallelism_that_was_asked_for_is_kept() -> None:
+    for calls in (1, 2):
+        iterator = tuned(Dataset.range(300).map(slow, num_parallel_calls=calls))
+        assert [int(x) for x in iterator] == list(range(1, 301))
+        assert iterator.meters.decisions == []
 
 
 def test_threads_that_were_asked_for_count_in_the_budget() -> None:
@@ -146,11 +146,7 @@ def test_the_options_choose_the_executor() -> None:
     assert isinstance(local_executor(Options()), TunedExecutor)
     assert isinstance(local_executor(Options(autotune=AutotuneOptions(enabled=False))), InlineExecutor)
     assert isinstance(local_executor(Options(threading=ThreadingOptions(private_threadpool_size=0))), InlineExecutor)
-
-
-def test_the_budget_limits_a_fixed_number_of_threads() -> None:
-    options = Options()
-    options.threading.private_threadpool_size = 4
+    options = Options(threading=ThreadingOptions(private_threadpool_size=4))
     executor = local_executor(options)
     assert isinstance(executor, ThreadExecutor)
     assert executor.window == 4
@@ -173,7 +169,7 @@ def worked_here(made: TunedStage) -> bool:
     return bool(result.items[0].columns[0][0])  # type: ignore[union-attr]  # a block
 
 
-def test_a_stage_works_where_it_was_told_to() -> None:
+def test_a_stage_works_where_it_was_told_to_and_is_counted() -> None:
     made, _, looks = stage()
     assert worked_here(made)
     made.apply(2, row_s=0.0005, block_bytes=100)
@@ -183,6 +179,10 @@ def test_a_stage_works_where_it_was_told_to() -> None:
     assert (made.threads, made.place, made.window, made.least_rows) == (0, "inline", 1, 1)
     assert worked_here(made)
     assert looks == [made] * 3
+    done = made.take_activity()
+    assert (done.rows, done.blocks, done.num_bytes) == (18, 3, 3 * (6 * 8 + 6))
+    assert done.busy_s > 0
+    assert made.take_activity().rows == 0
     made.end()
 
 
@@ -196,26 +196,9 @@ def test_a_stage_keeps_to_the_budgets() -> None:
     assert (budgets.threads.free, budgets.ram.free) == (2, 1000)
 
 
-def test_the_work_of_a_stage_is_counted() -> None:
-    made, _, _ = stage()
-    for _ in range(3):
-        worked_here(made)
-    done = made.take_activity()
-    assert (done.rows, done.blocks, done.num_bytes) == (18, 3, 3 * (6 * 8 + 6))
-    assert done.busy_s > 0
-    assert made.take_activity().rows == 0
-    made.end()
-
-
-def prefetch(cpu_budget: int, *, requested: bool = False) -> tuple[TunedPrefetch, Budgets, list[TunedPart]]:
-    budgets = Budgets(AutotuneOptions(cpu_budget=cpu_budget))
-    looks: list[TunedPart] = []
-    meter = IterationMeters().meter("prefetch-1")
-    return TunedPrefetch(meter, budgets, looks.append, requested=requested), budgets, looks
-
-
-def test_a_prefetch_needs_a_thread_in_the_budget() -> None:
-    part, budgets, _ = prefetch(1)
+def test_a_prefetch_needs_a_thread_in_the_budget_which_gives_itself_back_when_it_ends() -> None:
+    budgets = Budgets(AutotuneOptions(cpu_budget=1))
+    part = TunedPrefetch(IterationMeters().meter("prefetch-1"), budgets, lambda part: None, requested=False)
     part.apply(1)
     assert part.is_on
     part.apply(0)
@@ -223,10 +206,7 @@ def test_a_prefetch_needs_a_thread_in_the_budget() -> None:
     budgets.threads.take(1)
     part.apply(1)
     assert not part.is_on
-
-
-def test_a_thread_that_runs_gives_itself_back_when_it_ends() -> None:
-    part, budgets, _ = prefetch(1)
+    budgets.threads.give(1)
     part.apply(1)
     op = Dataset.range(100).repeat()._op
     source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())

@@ -7,8 +7,6 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import pytest
-
 from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Period, TunedSetting, Tuner
 
 ROWS = 16  # of every block
@@ -140,34 +138,26 @@ def test_it_comes_near_the_best_settings_and_keeps_the_limits() -> None:
     assert factors[-1] <= 2.0
 
 
-def test_nothing_changes_while_the_consumer_does_not_wait() -> None:
-    slow_consumer = replace(SECOND_CORE, consumer_s=0.3)
-    assert run(tuner_of(slow_consumer), slow_consumer, 100) == [{"map": 0}]
+def settings_of(pipeline: Pipeline, count: int) -> list[int]:
+    """Threads of the only stage in all periods, without repetitions."""
+    return [threads["map"] for threads in run(tuner_of(pipeline), pipeline, count)]
 
 
-def test_short_pipelines_stay_undisturbed() -> None:
-    assert run(tuner_of(SECOND_CORE), SECOND_CORE, 15) == [{"map": 0}]
-
-
-def test_what_waits_gets_all_threads_at_once() -> None:
+def test_when_threads_are_tried_and_how_many() -> None:
+    """Not while the consumer does not wait, nor in short pipelines; many at once for what waits and helps by far."""
     waiting = Pipeline((Stage("map", 0.01, computing=0.0),), threads=16)
-    assert run(tuner_of(waiting), waiting, 3) == [{"map": 0}, {"map": 16}]
-
-
-def test_what_helps_by_far_is_not_compared_soon() -> None:
-    waiting = Pipeline((Stage("map", 0.01, computing=0.0),), threads=16)
-    assert run(tuner_of(waiting), waiting, 1000) == [{"map": 0}, {"map": 16}]
-
-
-def test_what_computes_gets_twice_as_many_threads_while_that_helps() -> None:
     computing = Pipeline((Stage("map", 0.01, serial=0.24),), threads=16)
-    seen = run(tuner_of(computing), computing, 35)
-    assert seen == [{"map": 0}, {"map": 2}, {"map": 4}, {"map": 8}, {"map": 4}]
+    assert settings_of(replace(SECOND_CORE, consumer_s=0.3), 100) == [0]
+    assert settings_of(SECOND_CORE, 15) == [0]
+    assert settings_of(waiting, 3) == settings_of(waiting, 1000) == [0, 16]
+    assert settings_of(computing, 35) == [0, 2, 4, 8, 4]
 
 
 def test_what_helps_stays_and_is_compared_with_no_threads_ever_more_rarely() -> None:
+    assert settings_of(SECOND_CORE, 400) == [0, *([2, 0] * 3), 2]
     tuner = tuner_of(SECOND_CORE)
-    assert run(tuner, SECOND_CORE, 400) == [{"map": 0}, *([{"map": 2}, {"map": 0}] * 3), {"map": 2}]
+    assert run(tuner, SECOND_CORE, 30)[-1] == {"map": 2}
+    assert run(tuner, replace(SECOND_CORE, stages=WITH_GIL.stages), 60)[-1] == {"map": 0}
 
 
 def test_what_does_not_help_is_taken_back_and_tried_ever_more_rarely() -> None:
@@ -175,12 +165,11 @@ def test_what_does_not_help_is_taken_back_and_tried_ever_more_rarely() -> None:
     first, later = run(tuner, WITH_GIL, 200), run(tuner, WITH_GIL, 200)
     assert first[-1] == later[-1] == {"map": 0}
     assert 1 < len(later) <= len(first) <= 9
-
-
-def test_what_stops_helping_loses_its_threads() -> None:
     tuner = tuner_of(SECOND_CORE)
-    assert run(tuner, SECOND_CORE, 30)[-1] == {"map": 2}
-    assert run(tuner, replace(SECOND_CORE, stages=WITH_GIL.stages), 60)[-1] == {"map": 0}
+    while not tuner.threads["map"]:
+        tuner.step(SECOND_CORE.period(tuner.threads))
+    tuner.pause()  # a trial without a result is undone
+    assert tuner.threads == {"map": 0}
 
 
 def test_a_prefetch_helps_a_consumer_that_works() -> None:
@@ -200,14 +189,6 @@ def test_threads_that_were_asked_for_need_no_budget() -> None:
     assert tuner.threads == {"map": 0, "interleave": 8}
 
 
-def test_a_trial_without_a_result_is_undone() -> None:
-    tuner = tuner_of(SECOND_CORE)
-    while not tuner.threads["map"]:
-        tuner.step(SECOND_CORE.period(tuner.threads))
-    tuner.pause()
-    assert tuner.threads == {"map": 0}
-
-
 def test_decisions_tell_what_and_why() -> None:
     tuner = tuner_of(WITH_GIL)
     decisions = [tuner.step(WITH_GIL.period(tuner.threads)) for _ in range(22)]
@@ -215,11 +196,7 @@ def test_decisions_tell_what_and_why() -> None:
     assert whys == ["map 2 threads: the consumer waits 100% of the time", "map inline: map 2 threads gave +0%"]
 
 
-@pytest.mark.parametrize(
-    ("row_s", "row_bytes", "moves"), [(0.002, 1 << 20, True), (0.00002, 100, True), (0.00002, 1 << 20, False)]
-)
-def test_work_that_is_worth_a_thread_in_blocks_as_large_as_possible_goes_to_threads(
-    row_s: float, row_bytes: int, moves: bool
-) -> None:
-    pipeline = Pipeline((Stage("map", 16 * row_s, computing=0.0, block_bytes=16 * row_bytes),))
-    assert (run(tuner_of(pipeline), pipeline, 3)[-1]["map"] > 0) is moves
+def test_work_that_is_worth_a_thread_in_blocks_as_large_as_possible_goes_to_threads() -> None:
+    for row_s, row_bytes, moves in ((0.002, 1 << 20, True), (0.00002, 100, True), (0.00002, 1 << 20, False)):
+        pipeline = Pipeline((Stage("map", 16 * row_s, computing=0.0, block_bytes=16 * row_bytes),))
+        assert (settings_of(pipeline, 3)[-1] > 0) is moves

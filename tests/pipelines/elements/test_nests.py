@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,48 +40,48 @@ def test_none_has_no_leaves() -> None:
     assert flatten((1, None))[1].children == (LEAF, LEAF), "everywhere else None is a leaf"
 
 
-@pytest.mark.parametrize(
-    ("dataset", "spec", "expected"),
-    [
-        (lambda: Dataset.from_tensors((1, None)), (INT, None), [(1, None)]),
-        (
-            lambda: Dataset.from_tensor_slices({"x": [1, 2], "y": None}),
-            {"x": INT, "y": None},
-            [{"x": 1, "y": None}, {"x": 2, "y": None}],
-        ),
-        (pairs, (INT, None), [(0, None), (1, None), (2, None), (3, None)]),
-        (
-            lambda: pairs().map(lambda x, none: {"none": none, "x": x}).take(1),
-            {"none": None, "x": INT},
-            [{"none": None, "x": 0}],
-        ),
-        (lambda: pairs().map(lambda x, none: none is None), TensorSpec((), bool), [True] * 4),
-        (lambda: pairs().filter(lambda x, none: none is None and x > 2), (INT, None), [(3, None)]),
-        (lambda: pairs().batch(3), (TensorSpec((None,), "int64"), None), [([0, 1, 2], None), ([3], None)]),
-        (lambda: pairs().padded_batch(4), (TensorSpec((None,), "int64"), None), [([0, 1, 2, 3], None)]),
-        (lambda: pairs().batch(2).rebatch(4), (TensorSpec((None,), "int64"), None), [([0, 1, 2, 3], None)]),
-        (lambda: pairs().batch(4).unbatch().skip(3), (INT, None), [(3, None)]),
-        (lambda: pairs().take(1).concatenate(pairs().take(1)), (INT, None), [(0, None)] * 2),
-        (lambda: pairs().enumerate().take(1), (INT, (INT, None)), [(0, (0, None))]),
-        (lambda: Dataset.zip(pairs(), pairs()).take(1), ((INT, None), (INT, None)), [((0, None), (0, None))]),
-        (lambda: pairs().window(4).flat_map(lambda x, none: x.batch(4)), TensorSpec((None,), "int64"), [[0, 1, 2, 3]]),
-        (lambda: pairs().repeat(2).cache().shuffle(1).skip(7), (INT, None), [(3, None)]),
-        (lambda: pairs().scan((0, None), lambda s, x: ((s[0] + 1, s[1]), x)).skip(3), (INT, None), [(3, None)]),
-        (
-            lambda: Dataset.from_generator(lambda: iter([(1, None)]), output_signature=(INT, None)),
-            (INT, None),
-            [(1, None)],
-        ),
-        (lambda: Dataset.range(1).map(lambda x: (x, None), output_spec=(INT, None)), (INT, None), [(0, None)]),
-        (lambda: Dataset.range(1).map(lambda x: (None, (), {}, x)), (None, (), {}, INT), [(None, (), {}, 0)]),
-        (lambda: pairs().map_batches(lambda x, none: (x * 2, none), 2).skip(3), (INT, None), [(6, None)]),
-    ],
-)
-def test_elements_with_none(dataset: Any, spec: Any, expected: list[Any]) -> None:
-    found = [map_element(lambda leaf: leaf.tolist(), element) for element in dataset()]
-    assert found == expected
-    assert [map_element(lambda leaf: leaf.tolist(), element) for element in dataset().as_numpy_iterator()] == expected
-    assert dataset().element_spec == spec
+BATCHED = TensorSpec((None,), "int64")
+WITH_NONE: dict[str, tuple[Callable[[], Dataset], Any, list[Any]]] = {
+    "from_tensors": (lambda: Dataset.from_tensors((1, None)), (INT, None), [(1, None)]),
+    "slices": (
+        lambda: Dataset.from_tensor_slices({"x": [1, 2], "y": None}),
+        {"x": INT, "y": None},
+        [{"x": 1, "y": None}, {"x": 2, "y": None}],
+    ),
+    "map": (pairs, (INT, None), [(0, None), (1, None), (2, None), (3, None)]),
+    "map to a dict": (
+        lambda: pairs().map(lambda x, none: {"none": none, "x": x}).take(1),
+        {"none": None, "x": INT},
+        [{"none": None, "x": 0}],
+    ),
+    "map to a bool": (lambda: pairs().map(lambda x, none: none is None), TensorSpec((), bool), [True] * 4),
+    "filter": (lambda: pairs().filter(lambda x, none: none is None and x > 2), (INT, None), [(3, None)]),
+    "batch": (lambda: pairs().batch(3), (BATCHED, None), [([0, 1, 2], None), ([3], None)]),
+    "padded_batch": (lambda: pairs().padded_batch(4), (BATCHED, None), [([0, 1, 2, 3], None)]),
+    "rebatch": (lambda: pairs().batch(2).rebatch(4), (BATCHED, None), [([0, 1, 2, 3], None)]),
+    "unbatch": (lambda: pairs().batch(4).unbatch().skip(3), (INT, None), [(3, None)]),
+    "concatenate": (lambda: pairs().take(1).concatenate(pairs().take(1)), (INT, None), [(0, None)] * 2),
+    "enumerate": (lambda: pairs().enumerate().take(1), (INT, (INT, None)), [(0, (0, None))]),
+    "zip": (lambda: Dataset.zip(pairs(), pairs()).take(1), ((INT, None), (INT, None)), [((0, None), (0, None))]),
+    "window": (lambda: pairs().window(4).flat_map(lambda x, none: x.batch(4)), BATCHED, [[0, 1, 2, 3]]),
+    "shuffle": (lambda: pairs().repeat(2).cache().shuffle(1).skip(7), (INT, None), [(3, None)]),
+    "scan": (lambda: pairs().scan((0, None), lambda s, x: ((s[0] + 1, s[1]), x)).skip(3), (INT, None), [(3, None)]),
+    "generator": (
+        lambda: Dataset.from_generator(lambda: iter([(1, None)]), output_signature=(INT, None)),
+        (INT, None),
+        [(1, None)],
+    ),
+    "declared": (lambda: Dataset.range(1).map(lambda x: (x, None), output_spec=(INT, None)), (INT, None), [(0, None)]),
+    "empty": (lambda: Dataset.range(1).map(lambda x: (None, (), {}, x)), (None, (), {}, INT), [(None, (), {}, 0)]),
+    "map_batches": (lambda: pairs().map_batches(lambda x, none: (x * 2, none), 2).skip(3), (INT, None), [(6, None)]),
+}
+
+
+def test_elements_with_none() -> None:
+    for name, (make, spec, expected) in WITH_NONE.items():
+        for found in (make(), make().as_numpy_iterator()):
+            assert [map_element(lambda leaf: leaf.tolist(), element) for element in found] == expected, name
+        assert make().element_spec == spec, name
 
 
 def test_states_and_reduce() -> None:
@@ -123,57 +124,37 @@ def test_elements_keep_one_structure() -> None:
         Dataset.from_tensor_slices((None, None))
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ({"x": 1, "y": 2}, "elements of the structure .*'y': None.* got .*'y': 2"),
-        ({"x": None, "y": None}, "must yield elements of the structure .* got"),
-        (None, "must yield"),
-    ],
-)
-def test_generators_keep_to_their_signature(value: Any, message: str) -> None:
+def test_generators_keep_to_their_signature() -> None:
     signature = {"x": INT, "y": None}
-    assert list(Dataset.from_generator(lambda: iter([{"x": 1, "y": None}]), signature).as_numpy_iterator()) == [
-        {"x": 1, "y": None}
+    fitting = Dataset.from_generator(lambda: iter([{"x": 1, "y": None}]), signature)
+    assert list(fitting.as_numpy_iterator()) == [{"x": 1, "y": None}]
+    cases: list[tuple[Any, Any, str]] = [
+        ({"x": 1, "y": 2}, signature, "elements of the structure .*'y': None.* got .*'y': 2"),
+        ({"x": None, "y": None}, signature, "must yield elements of the structure .* got"),
+        (None, signature, "must yield"),
+        ({"x": None, "y": 1}, {"x": INT, "y": INT}, "must yield TensorSpec.* at 'x'.* got None"),
     ]
-    with pytest.raises(SpecError, match=message):
-        next(iter(Dataset.from_generator(lambda: iter([value]), signature)))
-    with pytest.raises(SpecError, match="must yield TensorSpec.* at 'x'.* got None"):
-        next(iter(Dataset.from_generator(lambda: iter([{"x": None, "y": 1}]), {"x": INT, "y": INT})))
+    for value, declared, message in cases:
+        with pytest.raises(SpecError, match=message):
+            next(iter(Dataset.from_generator(lambda value=value: iter([value]), declared)))
 
 
-def test_batches_of_one_device_have_none_too() -> None:
-    strategy = rd.OneDeviceStrategy("cpu")
-    batches = strategy.distribute_dataset(pairs().batch(2))
-    assert batches.element_spec == (TensorSpec((None,), "int64"), None)
-    sums = [strategy.run(lambda batch: (int(batch[0].sum()), batch[1]), args=(batch,)) for batch in batches]
-    assert sums == [(1, None), (5, None)]
+def step(batch: Any) -> Any:
+    x, none = batch
+    assert none is None
+    return x.sum()
 
 
 @pytest.mark.ray
-def test_batches_of_replicas_have_none_too(ray_cluster: object) -> None:
-    def step(batch: Any) -> Any:
-        x, none = batch
-        assert none is None
-        return x.sum()
-
-    with rd.MirroredStrategy(2) as strategy:
-        distributed = strategy.distribute_dataset(pairs().batch(2))
-        assert distributed.element_spec == (TensorSpec((None,), "int64"), None)
-        totals = []
-        for batch in distributed:
+def test_batches_of_any_strategy_have_none_too(two: rd.MirroredStrategy) -> None:
+    for strategy in (rd.OneDeviceStrategy("cpu"), two):
+        batches = strategy.distribute_dataset(pairs().batch(2))
+        assert batches.element_spec == (TensorSpec((None,), "int64"), None)
+        sums = []
+        for batch in batches:
             assert batch[1] is None
-            totals.append(int(strategy.reduce("SUM", strategy.run(step, args=(batch,)))))
-    assert totals == [1, 5]
-    assert np.sum(totals) == 6
-
-
-def keys(dataset: Dataset) -> list[list[str]]:
-    return [list(element) for element in dataset.as_numpy_iterator()]
-
-
-def row(**entries: Any) -> dict[str, Any]:
-    return entries
+            sums.append(int(strategy.reduce("SUM", strategy.run(step, args=(batch,)))))
+        assert sums == [1, 5]
 
 
 RECORDS = Dataset.from_tensor_slices({"z": [1, 2, 3], "a": [4, 5, 6], "m": [7, 8, 9]})
@@ -184,94 +165,77 @@ def swapped(element: dict[str, Any]) -> dict[str, Any]:
     return dict(reversed(element.items())) if element["z"] % 2 == 0 else element
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        RECORDS,
-        RECORDS.map(lambda element: {key: value + 1 for key, value in element.items()}),
-        RECORDS.map(swapped),
-        RECORDS.map(swapped, num_parallel_calls=2),
-        RECORDS.batch(2),
-        RECORDS.padded_batch(2, {"a": None, "m": None, "z": None}, {"a": -1, "m": -2, "z": -3}),
-        RECORDS.shuffle(3, seed=1),
-        RECORDS.window(2).flat_map(lambda w: Dataset.zip({"z": w["z"], "a": w["a"], "m": w["m"]})),
-        RECORDS.concatenate(RECORDS.map(lambda element: dict(sorted(element.items())))),
-        Dataset.choose_from_datasets(
-            [RECORDS, RECORDS.map(lambda element: dict(sorted(element.items())))], Dataset.range(6).map(lambda x: x % 2)
-        ),
-        RECORDS.interleave(lambda element: Dataset.from_tensors(swapped(element)), cycle_length=2),
-        RECORDS.prefetch(1).cache().repeat(2),
-        RECORDS.map(lambda element: element).filter(lambda element: element["a"] > 0).take(2),
-        Dataset.zip({"z": Dataset.range(3), "a": Dataset.range(3), "m": Dataset.range(3)}),
-        RECORDS.scan(0, lambda state, element: (state, element)),
-    ],
-)
-def test_dicts_keep_the_order_of_the_first_element(dataset: Dataset) -> None:
-    found = keys(dataset)
-    assert found
-    assert all(order == ORDER for order in found)
-    assert list(dataset.element_spec) == ORDER
-    assert list(next(iter(dataset))) == ORDER
+SORTED = RECORDS.map(lambda element: dict(sorted(element.items())))
+IN_ORDER: dict[str, Dataset] = {
+    "slices": RECORDS,
+    "map": RECORDS.map(lambda element: {key: value + 1 for key, value in element.items()}),
+    "swapped": RECORDS.map(swapped),
+    "on threads": RECORDS.map(swapped, num_parallel_calls=2),
+    "batch": RECORDS.batch(2),
+    "padded": RECORDS.padded_batch(2, {"a": None, "m": None, "z": None}, {"a": -1, "m": -2, "z": -3}),
+    "shuffle": RECORDS.shuffle(3, seed=1),
+    "window": RECORDS.window(2).flat_map(lambda w: Dataset.zip({"z": w["z"], "a": w["a"], "m": w["m"]})),
+    "concatenate": RECORDS.concatenate(SORTED),
+    "choose": Dataset.choose_from_datasets([RECORDS, SORTED], Dataset.range(6).map(lambda x: x % 2)),
+    "interleave": RECORDS.interleave(lambda element: Dataset.from_tensors(swapped(element)), cycle_length=2),
+    "cache": RECORDS.prefetch(1).cache().repeat(2),
+    "filter": RECORDS.map(lambda element: element).filter(lambda element: element["a"] > 0).take(2),
+    "zip": Dataset.zip({"z": Dataset.range(3), "a": Dataset.range(3), "m": Dataset.range(3)}),
+    "scan": RECORDS.scan(0, lambda state, element: (state, element)),
+}
 
 
-def test_components_match_by_name() -> None:
-    one, other = Dataset.from_tensors({"b": 1, "a": 2.5}), Dataset.from_tensors({"a": 3.5, "b": 4})
-    found = list(one.concatenate(other).batch(2).as_numpy_iterator())
-    assert [list(element.items()) for element in found] == [[("b", found[0]["b"]), ("a", found[0]["a"])]]
-    assert found[0]["b"].tolist() == [1, 4]
-    assert found[0]["a"].tolist() == [2.5, 3.5]
-
-
-def test_nested_dicts_have_orders_of_their_own() -> None:
-    element = (1, {"y": {"d": 2, "c": np.ones(2)}, "x": 3})
-    (found,) = Dataset.from_tensors(element).repeat(1).batch(1).map(lambda n, e: (n, e)).as_numpy_iterator()
-    assert list(found[1]) == ["y", "x"]
-    assert list(found[1]["y"]) == ["d", "c"]
-    assert found[1]["y"]["d"].tolist() == [2]
-
-
-def test_arrow_batches_have_their_columns_in_that_order() -> None:
+def test_dicts_keep_the_order_of_the_first_element() -> None:
+    for name, dataset in IN_ORDER.items():
+        found = [list(element) for element in dataset.as_numpy_iterator()]
+        assert found, name
+        assert all(order == ORDER for order in found), name
+        assert list(dataset.element_spec) == ORDER, name
+        assert list(next(iter(dataset))) == ORDER, name
     (batch,) = RECORDS.batch(3).arrow_batches()
     assert batch.schema.names == ORDER
     assert batch.column("z").to_pylist() == [1, 2, 3]
 
 
+def test_components_match_by_name_and_nested_dicts_have_orders_of_their_own() -> None:
+    one, other = Dataset.from_tensors({"b": 1, "a": 2.5}), Dataset.from_tensors({"a": 3.5, "b": 4})
+    (joined,) = one.concatenate(other).batch(2).as_numpy_iterator()
+    assert [(name, leaf.tolist()) for name, leaf in joined.items()] == [("b", [1, 4]), ("a", [2.5, 3.5])]
+    element = (1, {"y": {"d": 2, "c": np.ones(2)}, "x": 3})
+    (found,) = Dataset.from_tensors(element).repeat(1).batch(1).map(lambda n, e: (n, e)).as_numpy_iterator()
+    assert (list(found[1]), list(found[1]["y"])) == (["y", "x"], ["d", "c"])
+    assert found[1]["y"]["d"].tolist() == [2]
+
+
 def test_a_state_in_the_second_part_knows_the_order_of_the_first() -> None:
-    dataset = RECORDS.concatenate(RECORDS.map(lambda element: dict(sorted(element.items()))))
+    dataset = RECORDS.concatenate(SORTED)
     iterator = dataset.as_numpy_iterator()
     for _ in range(4):
         next(iterator)
-    state = json.loads(json.dumps(iterator.state_dict()))
     resumed = dataset.as_numpy_iterator()
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
     assert [list(element) for element in resumed] == [ORDER] * 2
 
 
-def test_an_order_that_was_tampered_with_is_refused() -> None:
+def test_an_order_that_was_tampered_with_is_refused_and_a_long_one_not_kept() -> None:
     block = block_of_rows([{"b": 1, "a": 2}])
     for schema in ([[0, 0], [None, None]], [[1, 0], [None]], [["b"], [None, None]], 3):
         order = KeyOrder()
         order.restore(schema)
         with pytest.raises(InvalidArgumentError, match="order of keys"):
             order.of(block)
-
-
-def test_wide_tables_have_small_states() -> None:
     order = KeyOrder()
     order.of(block_of_rows([dict.fromkeys(map(str, range(2000, 0, -1)), 0)]))
     assert order.schema() is None
 
 
-@pytest.mark.parametrize("value", [3, np.int32(3), torch.tensor(3)])
-def test_whole_numbers(value: Any) -> None:
-    assert whole_number("n", value) == 3
-    assert type(whole_number("n", value)) is int
-
-
-@pytest.mark.parametrize("value", [2.0, True, "3", None, [1]])
-def test_what_is_none(value: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"batch_size must be a whole number, got "):
-        rd.Dataset.range(3).batch(value)
+def test_whole_numbers() -> None:
+    for value in (3, np.int32(3), torch.tensor(3)):
+        assert whole_number("n", value) == 3
+        assert type(whole_number("n", value)) is int
+    for wrong in (2.0, True, "3", None, [1]):
+        with pytest.raises(rd.InvalidArgumentError, match=r"batch_size must be a whole number, got "):
+            rd.Dataset.range(3).batch(wrong)  # type: ignore[arg-type]  # the point of this test
 
 
 def test_parts_stand_in_the_places_of_leaves() -> None:

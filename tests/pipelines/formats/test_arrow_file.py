@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import raydist as rd
@@ -37,14 +39,11 @@ def test_offsets_that_lead_nowhere_are_found_before_they_are_followed(tmp_path: 
     file.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"ARROW1", b"ARROW1\0\0" + b"\xff" * 40 + b"ARROW1", b"text"])
-def test_what_is_no_arrow_file(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DataLossError, match="Arrow IPC file must begin|must be an intact Arrow IPC file"):
-        ArrowFile(str(tmp_path / "x"))
-
-
-def test_a_length_of_2_to_the_62_allocates_nothing(tmp_path: Path) -> None:
+def test_what_is_no_arrow_file(tmp_path: Path) -> None:
+    for content in (b"", b"ARROW1", b"ARROW1\0\0" + b"\xff" * 40 + b"ARROW1", b"text"):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(DataLossError, match="Arrow IPC file must begin|must be an intact Arrow IPC file"):
+            ArrowFile(str(tmp_path / "x"))
     content = write(tmp_path / "x", pa.table({"x": pa.array([7] * 1000, pa.int64())}).combine_chunks())
     length = (16).to_bytes(8, "little")
     assert length in content
@@ -97,8 +96,6 @@ def _table_file(folder: Path, suffix: str) -> str:
     table = pa.table({"x": list(range(100))})
     path = str(folder / f"x.{suffix}")
     if suffix == "parquet":
-        import pyarrow.parquet as pq
-
         pq.write_table(table, path)
     else:
         with pa.ipc.new_file(path, table.schema) as writer:
@@ -107,7 +104,9 @@ def _table_file(folder: Path, suffix: str) -> str:
 
 
 @pytest.mark.parametrize("suffix", ["arrow", "parquet"])
-def test_no_thread_of_arrow_runs_python_for_a_local_file(tmp_path: Path, monkeypatch: Any, suffix: str) -> None:
+def test_no_thread_of_arrow_runs_python_for_a_local_file_and_no_descriptor_is_left(
+    tmp_path: Path, monkeypatch: Any, suffix: str
+) -> None:
     path = _table_file(tmp_path, suffix)
     readers = set()
 
@@ -119,19 +118,12 @@ def test_no_thread_of_arrow_runs_python_for_a_local_file(tmp_path: Path, monkeyp
     monkeypatch.setattr("raydist.pipelines.formats.files._LocalFile", Watched)
     file: Any = ArrowFile(path) if suffix == "arrow" else ParquetFile(path)
     rows = file.batch(0).num_rows if suffix == "arrow" else sum(part.num_rows for part in file.batches(0, ["x"], None))
-    file.close()
-    assert rows == 100
-    assert readers == {threading.get_ident()}
-
-
-@pytest.mark.parametrize("suffix", ["arrow", "parquet"])
-def test_a_closed_file_leaves_no_descriptor(tmp_path: Path, suffix: str) -> None:
-    path = _table_file(tmp_path, suffix)
-    file = ArrowFile(path) if suffix == "arrow" else ParquetFile(path)
     assert path in _open_paths()
     file.close()
     file.close()
     assert path not in _open_paths()
+    assert rows == 100
+    assert readers == {threading.get_ident()}
 
 
 def _open_paths() -> list[str]:
@@ -152,15 +144,15 @@ def test_reads_through_python_what_cannot_be_opened_once_more(tmp_path: Path, mo
     file.close()
 
 
-@pytest.mark.parametrize(
-    ("state", "held_s", "printed"), [("closed", 0.3, "let go\n"), ("open", 60, ""), ("closed", 60, "")]
-)
-def test_a_process_ends_when_threads_have_let_go_of_closed_files_or_never_will(
-    state: str, held_s: float, printed: str
-) -> None:
-    command = [sys.executable, "-c", _SLOW_THREAD, state, str(held_s)]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
-    assert (child.stdout, child.stderr) == (printed, "")
+def test_a_process_ends_when_threads_have_let_go_of_closed_files_or_never_will() -> None:
+    cases = [("closed", 0.3, "let go\n"), ("open", 60, ""), ("closed", 60, "")]
+    children = [
+        subprocess.Popen([sys.executable, "-c", _SLOW_THREAD, state, str(held_s)], stdout=PIPE, stderr=PIPE, text=True)
+        for state, held_s, _ in cases
+    ]
+    for child, (*case, printed) in zip(children, cases, strict=True):
+        assert child.communicate(timeout=40) == (printed, ""), case
+        assert child.returncode == 0, case
 
 
 TABLE = pa.table(

@@ -26,7 +26,7 @@ from raydist.pipelines.formats.files import (
 from raydist.pipelines.formats.remote_file import ATTEMPTS, RemoteFile, is_transient, open_remote, with_retries
 
 
-def test_reads_a_local_file_and_knows_its_size(tmp_path: Path) -> None:
+def test_files_are_opened_by_path_or_uri(tmp_path: Path) -> None:
     path = tmp_path / "with space ü.bin"
     path.write_bytes(b"abc")
     for name in (str(path), f"file://{path}"):
@@ -34,21 +34,21 @@ def test_reads_a_local_file_and_knows_its_size(tmp_path: Path) -> None:
         assert opened.size == 3
         assert opened.file.read(10) == b"abc"
         opened.file.close()
-
-
-def test_reads_and_writes_a_uri() -> None:
     with create_file("memory://folder/data.bin") as file:
         file.write(b"12345")
     opened = open_file("memory://folder/data.bin")
     assert (opened.size, opened.file.read(10)) == (5, b"12345")
     fsspec.filesystem("memory").rm("/folder", recursive=True)
-
-
-# fsspec does not know "mock": pyarrow.fs opens it, and finds it empty.
-@pytest.mark.parametrize("name", ["missing.bin", "file:///nowhere/x", "memory://nowhere/x", "mock:///x"])
-def test_missing_file(name: str) -> None:
-    with pytest.raises(NotFoundError, match="must exist, got .*Check the path"):
-        open_file(name)
+    # fsspec does not know "mock": pyarrow.fs opens it, and finds it empty.
+    for missing in ("missing.bin", "file:///nowhere/x", "memory://nowhere/x", "mock:///x"):
+        with pytest.raises(NotFoundError, match="must exist, got .*Check the path"):
+            open_file(missing)
+    with pytest.raises(InvalidArgumentError, match="must be one that fsspec or pyarrow.fs knows, got 'nope://x'"):
+        open_file("nope://x")
+    wrong: list[Any] = [3, 2.5, None, ["a"]]
+    for name in wrong:
+        with pytest.raises(SpecError, match="A file name must be a str"):
+            path_text(name)
 
 
 def test_directory_fifo_and_device_are_not_files(tmp_path: Path) -> None:
@@ -62,7 +62,22 @@ def test_directory_fifo_and_device_are_not_files(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_system_says_becomes_an_error_of_ours_or_gets_the_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="levels of symbolic links") as caught:
+        open_file(str(loop))
+    assert caught.value.__notes__ == [f"while accessing {str(loop)!r}"]
+    with pytest.raises(NotFoundError, match=r"must exist, got 'x.bin'"), file_errors("x.bin"):
+        raise FileNotFoundError
+    with pytest.raises(InvalidArgumentError, match="'x.bin' is a directory"), file_errors("x.bin"):
+        raise IsADirectoryError
+    with pytest.raises(ValueError, match="odd") as other, file_errors("x.bin", 7):
+        raise ValueError("odd")
+    assert other.value.__notes__ == ["while accessing 'x.bin' at byte 7"]
+
     def denied(*args: object) -> int:
         raise PermissionError(13, "Permission denied", "x")
 
@@ -71,28 +86,12 @@ def test_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         open_file("secret")
 
 
-def test_other_errors_keep_their_type_and_name_the_file(tmp_path: Path) -> None:
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    with pytest.raises(OSError, match="levels of symbolic links") as caught:
-        open_file(str(loop))
-    assert caught.value.__notes__ == [f"while accessing {str(loop)!r}"]
-
-
-def test_unknown_scheme() -> None:
-    with pytest.raises(InvalidArgumentError, match="must be one that fsspec or pyarrow.fs knows, got 'nope://x'"):
-        open_file("nope://x")
-
-
-@pytest.mark.parametrize("size", [0, 1, 3 << 20])
-def test_everything_is_read(tmp_path: Path, size: int) -> None:
-    content = os.urandom(size)
-    (tmp_path / "file").write_bytes(content)
-    assert read_file(tmp_path / "file") == content
-    assert read_file(f"file://{tmp_path}/file") == content
-
-
-def test_a_size_is_compared_where_it_is_known(tmp_path: Path) -> None:
+def test_everything_is_read_and_a_size_compared_where_it_is_known(tmp_path: Path) -> None:
+    for size in (0, 1, 3 << 20):
+        content = os.urandom(size)
+        (tmp_path / "file").write_bytes(content)
+        assert read_file(tmp_path / "file") == content
+        assert read_file(f"file://{tmp_path}/file") == content
     (tmp_path / "a").write_text("12345")
     assert [local_size(path) for path in (str(tmp_path / "a"), str(tmp_path / "b"), "memory://x/a")] == [5, 0, 0]
     for path, size in (("a", 5), ("a", 0), ("b", 7)):
@@ -102,15 +101,7 @@ def test_a_size_is_compared_where_it_is_known(tmp_path: Path) -> None:
         require_same_size(str(tmp_path / "a"), 6)
 
 
-def as_text(path: str) -> rd.Dataset:
-    return rd.TextLineDataset([path])
-
-
-def as_rows(path: str) -> rd.Dataset:
-    return rd.Dataset.from_csv([path])
-
-
-@pytest.mark.parametrize("read", [as_text, as_rows])
+@pytest.mark.parametrize("read", [rd.TextLineDataset, rd.Dataset.from_csv])
 def test_an_epoch_goes_on_in_the_same_file_only(read: Callable[[str], rd.Dataset], tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("".join(f"{number}\n" for number in range(100, 120)))
@@ -129,22 +120,6 @@ def test_an_epoch_goes_on_in_the_same_file_only(read: Callable[[str], rd.Dataset
     path.write_text("".join(f"{number}\n" for number in range(1000, 1020)))
     with pytest.raises(FailedPreconditionError, match="data.csv' had 80 bytes then and has 100 now"):
         resumed()
-
-
-@pytest.mark.parametrize("path", [3, 2.5, None, ["a"]])
-def test_a_name_is_text_bytes_or_a_path(path: object) -> None:
-    with pytest.raises(SpecError, match="A file name must be a str"):
-        path_text(path)
-
-
-def test_what_a_system_says_becomes_an_error_of_ours_or_gets_the_place() -> None:
-    with pytest.raises(NotFoundError, match=r"must exist, got 'x.bin'"), file_errors("x.bin"):
-        raise FileNotFoundError
-    with pytest.raises(InvalidArgumentError, match="'x.bin' is a directory"), file_errors("x.bin"):
-        raise IsADirectoryError
-    with pytest.raises(ValueError, match="odd") as caught, file_errors("x.bin", 7):
-        raise ValueError("odd")
-    assert caught.value.__notes__ == ["while accessing 'x.bin' at byte 7"]
 
 
 CONTENT = bytes(range(100))
@@ -185,25 +160,17 @@ def now_and_then(error: BaseException) -> Callable[[], BaseException | None]:
     return lambda: next(turns)
 
 
-@pytest.mark.parametrize(
-    ("error", "transient"),
-    [
-        (TimeoutError(), True),
-        (ConnectionResetError(), True),
-        (OSError(errno.EIO, "x"), True),
-        (aiohttp.ServerDisconnectedError(), True),
-        (aiohttp.ClientPayloadError("cut off"), True),
-        (aiohttp.ClientResponseError(None, (), status=503), True),  # type: ignore[arg-type]  # the request is not looked at
-        (aiohttp.ClientResponseError(None, (), status=429), True),  # type: ignore[arg-type]  # as above
-        (aiohttp.ClientResponseError(None, (), status=403), False),  # type: ignore[arg-type]  # as above
-        (FileNotFoundError(errno.ENOENT, "x"), False),
-        (PermissionError(errno.EACCES, "x"), False),
-        (ValueError("x"), False),
-        (KeyboardInterrupt(), False),
-    ],
-)
-def test_what_may_be_over_in_a_moment(error: BaseException, transient: bool) -> None:
-    assert is_transient(error) is transient
+def http_error(status: int) -> aiohttp.ClientResponseError:
+    return aiohttp.ClientResponseError(None, (), status=status)  # type: ignore[arg-type]  # the request is not looked at
+
+
+def test_what_may_be_over_in_a_moment() -> None:
+    transient = [TimeoutError(), ConnectionResetError(), OSError(errno.EIO, "x"), aiohttp.ServerDisconnectedError()]
+    for error in (*transient, aiohttp.ClientPayloadError("cut off"), http_error(503), http_error(429)):
+        assert is_transient(error), error
+    lasting = [FileNotFoundError(errno.ENOENT, "x"), PermissionError(errno.EACCES, "x"), ValueError("x")]
+    for other in (*lasting, http_error(403), KeyboardInterrupt()):
+        assert not is_transient(other), other
 
 
 def test_waits_grow_and_end(naps: list[float]) -> None:
@@ -220,29 +187,24 @@ def test_waits_grow_and_end(naps: list[float]) -> None:
     assert all(0.1 * 2**i <= nap <= 0.2 * 2**i for i, nap in enumerate(naps))
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_reading_goes_on_at_the_same_byte(streams: bool) -> None:
-    fails = now_and_then(ConnectionResetError())
-    file = RemoteFile(lambda: Shaky(fails, streams=streams))
-    found = b"".join(iter(lambda: file.read(7), b""))
-    assert found == CONTENT
-    assert file.seek(50) == 50
-    assert file.read(3) == CONTENT[50:53]
-    assert file.seek(-3, io.SEEK_CUR) == file.tell() == 50
-    assert file.read(3) == CONTENT[50:53]
-    file.close()
-    file.close()
-    assert file.closed
-
-
-def test_the_end_is_known_where_the_size_is() -> None:
-    file = RemoteFile(lambda: Shaky(lambda: None))
-    assert (file.size_bytes, file.seek(-2, io.SEEK_END), file.read(5)) == (100, 98, CONTENT[98:])
-    file.close()
-    stream = RemoteFile(lambda: Shaky(lambda: None, streams=True))
-    with pytest.raises(io.UnsupportedOperation, match="does not tell the size"):
-        stream.seek(0, io.SEEK_END)
-    stream.close()
+def test_reading_goes_on_at_the_same_byte() -> None:
+    for streams in (False, True):
+        fails = now_and_then(ConnectionResetError())
+        file = RemoteFile(lambda fails=fails, streams=streams: Shaky(fails, streams=streams))  # type: ignore[misc]
+        found = b"".join(iter(lambda file=file: file.read(7), b""))  # type: ignore[misc]
+        assert found == CONTENT
+        assert file.seek(50) == 50
+        assert file.read(3) == CONTENT[50:53]
+        assert file.seek(-3, io.SEEK_CUR) == file.tell() == 50
+        assert file.read(3) == CONTENT[50:53]
+        if streams:
+            with pytest.raises(io.UnsupportedOperation, match="does not tell the size"):
+                file.seek(0, io.SEEK_END)
+        else:
+            assert (file.size_bytes, file.seek(-2, io.SEEK_END), file.read(5)) == (100, 98, CONTENT[98:])
+        file.close()
+        file.close()
+        assert file.closed
 
 
 def test_a_file_that_changed_between_two_attempts() -> None:

@@ -23,26 +23,23 @@ from raydist.pipelines.metering.meter import Event, EventLog, Meter, Reading
 from raydist.pipelines.run.profile import chrome_trace
 
 
-def result(busy_s: float, cpu_s: float) -> StageResult:
-    return StageResult((), (4,), ("",), begun_at=100.0, busy_s=busy_s, cpu_s=cpu_s, worker="thread-7")
-
-
-def test_own_work_is_what_is_left_of_the_time_in_the_consumers_thread() -> None:
+def test_times_of_a_stage() -> None:
     meter = Meter("map-1")
     meter.own_s, meter.awaited_s, meter.input_s = 3.0, 1.0, 5.0
-    reading = meter.read()
+    reading = meter.read()  # own work is what is left of the time in the consumer's thread
     assert (reading.busy_s, reading.wait_s, reading.input_wait_s, reading.handling_s) == (2.0, 6.0, 5.0, 0.0)
-
-
-def test_work_of_workers_is_added_to_the_handling() -> None:
     meter = Meter("map-1")
     meter.own_s, meter.awaited_s = 3.0, 2.5
-    meter.worked(result(busy_s=8.0, cpu_s=7.0), here=False)
+    meter.worked(StageResult((), (4,), ("",), begun_at=100.0, busy_s=8.0, cpu_s=7.0, worker="thread-7"), here=False)
     reading = meter.read()
     assert (reading.busy_s, reading.handling_s, reading.cpu_s) == (8.5, 0.5, 7.0)
-
-
-def test_workers_are_averaged_over_the_time() -> None:
+    meter = Meter("interleave-1")
+    meter.own_s = 3.0
+    meter.inside = Meter("")
+    meter.inside.awaited_s = 2.5
+    meter.inside.read_ahead(6.0)
+    reading = meter.read()  # work ahead inside of a function counts as the operation's
+    assert (reading.busy_s, reading.handling_s, reading.wait_s) == (6.5, 0.5, 2.5)
     now = 0.0
     meter = Meter("map-1", clock=lambda: now)
     now = 3.0  # with one worker until here
@@ -50,16 +47,6 @@ def test_workers_are_averaged_over_the_time() -> None:
     now = 4.0
     reading = meter.read()
     assert (reading.parallelism, reading.mean_parallelism, reading.workers) == (4, 7 / 4, 7 / 4)
-
-
-def test_work_ahead_inside_a_function_counts_as_the_operations() -> None:
-    meter = Meter("interleave-1")
-    meter.own_s = 3.0
-    meter.inside = Meter("")
-    meter.inside.awaited_s = 2.5
-    meter.inside.read_ahead(6.0)
-    reading = meter.read()
-    assert (reading.busy_s, reading.handling_s, reading.wait_s) == (6.5, 0.5, 2.5)
 
 
 PLAIN = Options(optimization=OptimizationOptions(inject_prefetch=False), autotune=AutotuneOptions(enabled=False))
@@ -74,24 +61,31 @@ def test_two_stages_of_one_name_stay_apart() -> None:
     meters.meter("memory-0", owner=("RangeOp",))
     assert meters.meter("memory-0", owner=("GatherOp",)).name == "memory-0*"
     assert [reading.name for reading in meters.readings()] == ["memory-0", "memory-0*"]
+    source = Dataset.from_tensor_slices(np.arange(10)).map(lambda x: x)
+    iterator = Dataset.zip((source, source)).as_numpy_iterator()  # one dataset that is read twice is counted twice
+    list(iterator)
+    readings = iterator.meters.readings()
+    assert len(readings) == len({reading.name for reading in readings})
+    assert named(readings)["zip-2"].elements == 10
+    off = IterationMeters(enabled=False)
+    assert off.meter("range-0") is off.meter("map-1")
+    assert off.readings() == ()
+    assert off.inside("range-0") is off
 
 
-def test_disabled_meters_read_nothing() -> None:
-    meters = IterationMeters(enabled=False)
-    assert meters.meter("range-0") is meters.meter("map-1")
-    assert meters.readings() == ()
-    assert meters.inside("range-0") is meters
-
-
-def test_totals_can_begin_again() -> None:
+def test_totals_can_begin_again_and_go_on_after_an_engine_was_closed() -> None:
     iterator = Dataset.range(100).batch(2).as_numpy_iterator()
     next(iterator)
     iterator.meters.begin_again()
     assert iterator.meters.elapsed_s == 0.0
     assert [reading.elements for reading in iterator.meters.readings()] == [0, 0]
+    beginning = iterator.state_dict()
     list(iterator)
     assert named(iterator.meters.readings())["batch-1"].elements == 49
     assert iterator.meters.elapsed_s > 0.0
+    iterator.load_state_dict(beginning)
+    list(iterator)
+    assert named(iterator.meters.readings())["batch-1"].elements == 98
 
 
 def test_an_iteration_counts_elements_and_bytes_of_every_stage() -> None:
@@ -121,7 +115,15 @@ def test_datasets_inside_a_function_make_no_meters() -> None:
     assert readings["flat_map-1"].busy_s > readings["range-0"].busy_s
 
 
-def test_threads_of_datasets_inside_a_function_report_their_work() -> None:
+def test_threads_report_their_work() -> None:
+    iterator = Dataset.range(4000).map(lambda x: x + 1, num_parallel_calls=2).as_numpy_iterator()
+    list(iterator)
+    reading = named(iterator.meters.readings())["map-1"]
+    assert (reading.place, reading.parallelism, reading.buffered) == ("threads", 2, 0)
+    assert reading.cpu_s > 0.0
+    assert reading.busy_s > reading.handling_s > 0.0
+    assert reading.buffer_limit > 1
+
     def dataset(x: int) -> Dataset:
         return Dataset.range(200).map(lambda y: sum(range(500)))
 
@@ -133,40 +135,12 @@ def test_threads_of_datasets_inside_a_function_report_their_work() -> None:
     assert reading.wait_s - reading.input_wait_s > 0.0
 
 
-def test_threads_report_their_work() -> None:
-    iterator = Dataset.range(4000).map(lambda x: x + 1, num_parallel_calls=2).as_numpy_iterator()
-    list(iterator)
-    reading = named(iterator.meters.readings())["map-1"]
-    assert (reading.place, reading.parallelism, reading.buffered) == ("threads", 2, 0)
-    assert reading.cpu_s > 0.0
-    assert reading.busy_s > reading.handling_s > 0.0
-    assert reading.buffer_limit > 1
-
-
 def test_a_prefetch_shows_its_queue() -> None:
     iterator = Dataset.range(100).prefetch(8).as_numpy_iterator()
     list(iterator)
     reading = named(iterator.meters.readings())["prefetch-1"]
     assert (reading.kind, reading.elements, reading.buffer_limit) == ("prefetch", 100, 8)
     assert reading.wait_s > reading.input_wait_s == 0.0  # the input works in the other thread
-
-
-def test_one_dataset_read_twice_is_counted_twice() -> None:
-    source = Dataset.from_tensor_slices(np.arange(10)).map(lambda x: x)
-    iterator = Dataset.zip((source, source)).as_numpy_iterator()
-    list(iterator)
-    readings = iterator.meters.readings()
-    assert len(readings) == len({reading.name for reading in readings})
-    assert named(readings)["zip-2"].elements == 10
-
-
-def test_totals_go_on_after_an_engine_was_closed() -> None:
-    iterator = Dataset.range(10).as_numpy_iterator()
-    beginning = iterator.state_dict()
-    list(iterator)
-    iterator.load_state_dict(beginning)
-    list(iterator)
-    assert [(reading.name, reading.elements) for reading in iterator.meters.readings()] == [("range-0", 20)]
 
 
 class Clock:
@@ -225,23 +199,18 @@ def test_own_time_is_without_that_of_the_inputs(clock: Clock) -> None:
     assert meters.clock.inner_s == 6.0
 
 
-def test_an_error_costs_time_and_is_counted(clock: Clock) -> None:
-    meters = IterationMeters()
-    meter = meters.meter("map-1")
-    with pytest.raises(ValueError, match="no"):
-        MeteredIterator(Worker(clock, error=lambda: ValueError("no")), meter, meters).next_block(1)
-    assert (meter.errors, meter.own_s, meter.elements) == (1, 1.0, 0)
-
-
-@pytest.mark.parametrize("error", [StopIteration, lambda: UnavailableError("gone")])
-def test_neither_the_end_nor_a_failed_machinery_is_an_elements_error(
-    clock: Clock, error: Callable[[], Exception]
-) -> None:
-    meters = IterationMeters()
-    meter = meters.meter("map-1")
-    with pytest.raises((StopIteration, UnavailableError)):
-        MeteredIterator(Worker(clock, error=error), meter, meters).next_block(1)
-    assert (meter.errors, meter.own_s) == (0, 1.0)
+def test_an_error_costs_time_and_is_counted_but_not_the_end_or_a_failed_machinery(clock: Clock) -> None:
+    errors: list[tuple[Callable[[], Exception], int]] = [
+        (lambda: ValueError("no"), 1),
+        (StopIteration, 0),
+        (lambda: UnavailableError("gone"), 0),
+    ]
+    for error, counted in errors:
+        meters = IterationMeters()
+        meter = meters.meter("map-1")
+        with pytest.raises((ValueError, StopIteration, UnavailableError)):
+            MeteredIterator(Worker(clock, error=error), meter, meters).next_block(1)
+        assert (meter.errors, meter.own_s, meter.elements) == (counted, 1.0, 0)
 
 
 def test_a_row_for_each_worker_and_a_bar_for_each_block() -> None:

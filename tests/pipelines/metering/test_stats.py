@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from raydist import Dataset
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Reading
@@ -52,30 +50,21 @@ def stage(stats: PipelineStats, name: str) -> StageStats:
     return next(stage for stage in stats.stages if stage.name == name)
 
 
-def test_rates_and_shares() -> None:
+def test_rates_shares_and_who_waits_for_whom() -> None:
     stats = summarise([SOURCE, MAP, PREFETCH], elapsed_s=10.0, consumer_busy_s=9.0)
     mapped = stage(stats, "map-1")
     assert (mapped.elements_per_s, mapped.bytes_per_s, mapped.errors) == (10.0, 40.0, 3)
     assert (mapped.busy, mapped.cpu, mapped.queue_fill) == (0.325, 0.5, 0.75)
     assert stage(stats, "range-0").cpu is None
     assert (stats.elements, stats.consumer_waited) == (50, 0.1)
-
-
-def test_who_waits_for_whom() -> None:
-    stats = summarise([SOURCE, MAP, PREFETCH], elapsed_s=10.0, consumer_busy_s=9.0)
     waits = [(row.name, row.waits_for, row.waiting) for row in stats.stages]
     assert waits == [("range-0", "map-1", 0.9), ("map-1", "its workers", 0.6), ("prefetch-2", "consumer", 0.9)]
 
 
 def test_the_slowest_of_several_inputs_is_named() -> None:
     slow = Reading("map-1", "map", busy_s=5.0)
-    stats = summarise(
-        [SOURCE, slow, Reading("zip-2", "zip", ("range-0", "map-1"), input_wait_s=6.0, wait_s=6.0)], elapsed_s=7.0
-    )
-    assert stage(stats, "zip-2").waits_for == "map-1"
-
-
-def test_a_prefetch_waits_for_its_input() -> None:
+    zipped = Reading("zip-2", "zip", ("range-0", "map-1"), input_wait_s=6.0, wait_s=6.0)
+    assert stage(summarise([SOURCE, slow, zipped], elapsed_s=7.0), "zip-2").waits_for == "map-1"
     empty = Reading("prefetch-2", "prefetch(4)", ("map-1",), kind="prefetch", wait_s=8.0)
     assert stage(summarise([MAP, empty], elapsed_s=10.0), "prefetch-2").waits_for == "map-1"
 
@@ -164,15 +153,9 @@ def test_threads_begin_at_a_prefetch() -> None:
     assert {threads[name] for name in ("prefetch-2", "batch-3", "range-4", "zip-5")} == {"the consumer's thread"}
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0.0, "0"), (0.1234, "0.123"), (999, "999"), (999.7, "1 k"), (12_345, "12.3 k"), (5e6, "5 M"), (2.5e9, "2.5 G")],
-)
-def test_quantities_have_three_digits(number: float, text: str) -> None:
-    assert quantity(number) == text
-
-
-def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
+def test_quantities_have_three_digits_and_words_stand_to_the_left() -> None:
+    numbers = [0.0, 0.1234, 999, 999.7, 12_345, 5e6, 2.5e9]
+    assert [quantity(number) for number in numbers] == ["0", "0.123", "999", "1 k", "12.3 k", "5 M", "2.5 G"]
     rows = [("range-0", "inline", "1 M", "8.0", "3 %", "", "", "map-1 (9 %)", "range(5)")]
     rows.append(("map-1+filter-2", "2 threads", "12.5 M", "0.1", "100 %", "90 %", "5 %", "", "map(f)"))
     assert render(rows) == [

@@ -56,7 +56,7 @@ def before_footer(content: bytes) -> slice:
     return slice(4, len(content) - 8 - int.from_bytes(content[-8:-4], "little"))
 
 
-def compressed_data(content: bytes) -> slice:
+def member_data(content: bytes) -> slice:
     """The bytes of the only member of a zip file: what else there is has no checksum."""
     start = 30 + sum(int.from_bytes(content[at : at + 2], "little") for at in (26, 28))
     return slice(start, content.index(b"PK\x01\x02"))
@@ -177,9 +177,9 @@ FORMATS: dict[type, dict[str, FileFormatCase]] = {
     ArrowFormat: {"plain": FileFormatCase(write_arrow, rd.Dataset.from_arrow, ROWS)},
     NumpyFileOp: {
         "npy": numpy_files(".npy", np.save),
-        "npz": numpy_files(".npz", lambda path, array: np.savez(path, x=array)),
+        "npz": numpy_files(".npz", lambda path, array: np.savez(path, x=array), checked=member_data),
         "compressed npz": numpy_files(
-            ".npz", lambda path, array: np.savez_compressed(path, x=array), checked=compressed_data
+            ".npz", lambda path, array: np.savez_compressed(path, x=array), checked=member_data
         ),
     },
     SavedFormat: {

@@ -30,7 +30,15 @@ def test_yields_the_generators_values() -> None:
     assert [(int(x), y.tolist()) for x, y in dataset] == [(1, [0.5, 1.5]), (2, [])]
     assert dataset.element_spec == (INT, rd.TensorSpec((None,), "float32"))
     assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
-    assert list(rd.Dataset.from_generator(lambda: [], output_signature=INT)) == []
+    got: list[Any] = []
+
+    def values(*args: Any) -> list[int]:
+        got.extend(args)
+        return []
+
+    assert list(rd.Dataset.from_generator(values, output_signature=INT, args=(3, [1.5], "text", np.int32(4)))) == []
+    assert [type(value) for value in got] == [np.int64, np.ndarray, str, np.int32]
+    assert [got[0], got[1].tolist(), got[2], got[3]] == [3, [1.5], "text", 4]
 
 
 def test_is_called_afresh_for_every_pass() -> None:
@@ -44,18 +52,6 @@ def test_is_called_afresh_for_every_pass() -> None:
     assert calls == []
     assert [int(x) for x in dataset] == [1]
     assert [int(x) for x in dataset.repeat(3)] == [2, 3, 4]
-
-
-def test_arguments_arrive_as_numpy() -> None:
-    got: list[Any] = []
-
-    def values(*args: Any) -> list[int]:
-        got.extend(args)
-        return []
-
-    list(rd.Dataset.from_generator(values, output_signature=INT, args=(3, [1.5], "text", np.int32(4))))
-    assert [type(value) for value in got] == [np.int64, np.ndarray, str, np.int32]
-    assert [got[0], got[1].tolist(), got[2], got[3]] == [3, [1.5], "text", 4]
 
 
 def test_a_generator_that_became_shorter_cannot_be_resumed() -> None:
@@ -77,6 +73,10 @@ def failing() -> Iterator[int]:
     raise KeyError("mine")
 
 
+def broken() -> Iterator[int]:
+    raise OSError("no such camera")
+
+
 def test_an_exception_keeps_its_type_and_ends_the_iteration() -> None:
     dataset = rd.Dataset.from_generator(failing, output_signature=INT)
     iterator = iter(dataset)
@@ -87,12 +87,6 @@ def test_an_exception_keeps_its_type_and_ends_the_iteration() -> None:
     assert caught.traceback[-1].name == "failing"
     assert list(iterator) == []
     check_op(lambda: dataset, [np.int64(0), np.int64(1), ("KeyError", "'mine'")])
-
-
-def test_an_exception_of_the_call_itself() -> None:
-    def broken() -> Iterator[int]:
-        raise OSError("no such camera")
-
     check_op(lambda: rd.Dataset.from_generator(broken, output_signature=INT), [("OSError", "no such camera")])
 
 
@@ -104,23 +98,6 @@ def test_a_value_that_does_not_fit_is_an_error_at_its_place() -> None:
     assert f"must yield {INT}, as its output_signature says, got TensorSpec(shape=(), dtype=str) ('two')" in second[1]
     assert "got TensorSpec(shape=(1,), dtype=int64) ([3])" in third[1]
     check_op(lambda: dataset)
-
-
-def test_something_that_is_no_iterator() -> None:
-    dataset = rd.Dataset.from_generator(lambda: 5, output_signature=INT)
-    with pytest.raises(rd.SpecError, match=r"from_generator\(.*\) must return an iterator, got 5"):
-        next(iter(dataset))
-
-
-def test_a_buffer_that_is_used_again() -> None:
-    def values() -> Iterator[np.ndarray[Any, Any]]:
-        buffer = np.zeros(2, np.int64)
-        for i in range(3):
-            buffer[:] = i
-            yield buffer
-
-    dataset = rd.Dataset.from_generator(values, output_signature=rd.TensorSpec((2,), "int64"))
-    assert [x.tolist() for x in dataset.batch(3)] == [[[0, 0], [1, 1], [2, 2]]]
 
 
 def test_a_slow_generator_is_not_waited_for() -> None:
@@ -138,34 +115,42 @@ def test_a_slow_generator_is_not_waited_for() -> None:
     iterator.close()
 
 
-def test_close_ends_the_generator() -> None:
+def test_a_buffer_that_is_used_again_and_close_ends_the_generator() -> None:
     ended = []
 
-    def values() -> Iterator[int]:
+    def values() -> Iterator[np.ndarray[Any, Any]]:
+        buffer = np.zeros(2, np.int64)
         try:
-            yield from itertools.count()
+            for i in itertools.count():
+                buffer[:] = i
+                yield buffer
         finally:
             ended.append(True)
 
-    iterator = iter(rd.Dataset.from_generator(values, output_signature=INT))
-    next(iterator)
+    dataset = rd.Dataset.from_generator(values, output_signature=rd.TensorSpec((2,), "int64"))
+    iterator = iter(dataset.batch(3))
+    assert next(iterator).tolist() == [[0, 0], [1, 1], [2, 2]]
     assert ended == []
     iterator.close()
     assert ended == [True]
 
 
-@pytest.mark.parametrize(
-    ("generator", "signature", "message"),
-    [
+def test_bad_arguments() -> None:
+    cases: list[tuple[Any, Any, str]] = [
         (count(3), INT, "needs a function .* Give the generator function itself"),
         ([1, 2], INT, "needs a function"),
         (count, None, "needs output_signature="),
         (count, "int64", "output_signature must be a nest of rd.TensorSpec, got a leaf 'int64'"),
-    ],
-)
-def test_bad_arguments(generator: Any, signature: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        rd.Dataset.from_generator(generator, output_signature=signature)
+        (count, (TensorSpec(), 3), "output_signature must"),
+        (count, {}, "output_signature must"),
+        (count, (), "output_signature must"),
+    ]
+    for generator, signature, message in cases:
+        with pytest.raises(TypeError, match=message):
+            rd.Dataset.from_generator(generator, output_signature=signature)
+    no_iterator = rd.Dataset.from_generator(lambda: 5, output_signature=INT)
+    with pytest.raises(rd.SpecError, match=r"from_generator\(.*\) must return an iterator, got 5"):
+        next(iter(no_iterator))
 
 
 class Pair(NamedTuple):
@@ -178,9 +163,8 @@ def fit(spec: TensorSpec, value: Any) -> Any:
     return leaf
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value", "expected"),
-    [
+def test_scalars_become_the_declared_dtype() -> None:
+    cases: list[tuple[Any, Any, Any]] = [
         ("int64", 3, 3),
         ("uint8", 255, 255),
         ("int32", np.int64(-5), -5),
@@ -194,18 +178,16 @@ def fit(spec: TensorSpec, value: Any) -> Any:
         (bytes, b"a\0", b"a\0"),
         (str, "ä", "ä"),
         ("torch.int64", 1, 1),
-    ],
-)
-def test_scalars_become_the_declared_dtype(dtype: Any, value: Any, expected: Any) -> None:
-    spec = TensorSpec((), dtype)
-    leaf = fit(spec, value)
-    assert leaf == expected
-    assert isinstance(leaf, bytes | str) or leaf.dtype == spec.dtype
+    ]
+    for dtype, value, expected in cases:
+        spec = TensorSpec((), dtype)
+        leaf = fit(spec, value)
+        assert leaf == expected, (dtype, value)
+        assert isinstance(leaf, bytes | str) or leaf.dtype == spec.dtype, (dtype, value)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value", "shown"),
-    [
+def test_another_dtype_or_shape_is_shown() -> None:
+    dtypes: list[tuple[Any, Any, str]] = [
         ("int64", 1.0, "float32"),
         ("int64", "1", "str"),
         ("uint8", 256, "int64"),
@@ -222,22 +204,16 @@ def test_scalars_become_the_declared_dtype(dtype: Any, value: Any, expected: Any
         ("int64", [[1], [1, 2]], "must be rectangular"),
         ("int64", object(), "of type builtins.object"),
         ("int64", None, "of type builtins.NoneType"),
-    ],
-)
-def test_another_dtype_is_shown(dtype: Any, value: Any, shown: str) -> None:
-    spec = TensorSpec(None, dtype)
-    with pytest.raises(SpecError) as caught:
-        fit(spec, value)
-    assert f"must yield {spec}, as its output_signature says, got " in str(caught.value)
-    assert shown in str(caught.value)
-
-
-@pytest.mark.parametrize(("shape", "value"), [((), [1]), ((2,), 1), ((2,), [1, 2, 3]), ((None,), [[1]]), ((0,), [1])])
-def test_another_shape_is_shown(shape: Any, value: Any) -> None:
-    spec, got = TensorSpec(shape, "int64"), TensorSpec(np.shape(value), "int64")
-    with pytest.raises(SpecError) as caught:
-        fit(spec, value)
-    assert f"must yield {spec}, as its output_signature says, got {got}" in str(caught.value)
+    ]
+    shapes: list[tuple[Any, Any]] = [((), [1]), ((2,), 1), ((2,), [1, 2, 3]), ((None,), [[1]]), ((0,), [1])]
+    cases = [(TensorSpec(None, dtype), value, shown) for dtype, value, shown in dtypes]
+    for shape, value in shapes:
+        cases.append((TensorSpec(shape, "int64"), value, str(TensorSpec(np.shape(value), "int64"))))
+    for spec, value, shown in cases:
+        with pytest.raises(SpecError) as caught:
+            fit(spec, value)
+        assert f"must yield {spec}, as its output_signature says, got " in str(caught.value)
+        assert shown in str(caught.value)
 
 
 def test_the_structure_is_that_of_the_signature() -> None:
@@ -249,18 +225,8 @@ def test_the_structure_is_that_of_the_signature() -> None:
         with pytest.raises(SpecError, match="must yield (elements of the structure|.*at 'b)"):
             signature.leaves(value)
     assert len(Signature.parse(Pair(spec, spec)).leaves(Pair(1, 2))) == 2
-
-
-def test_the_leaf_at_fault_is_named() -> None:
-    spec = TensorSpec((), "int64")
     with pytest.raises(SpecError, match="must yield .* at 'b.1', as its"):
-        Signature.parse({"a": spec, "b": (spec, spec)}).leaves({"a": 1, "b": (2, "x")})
-
-
-@pytest.mark.parametrize("signature", ["int64", (TensorSpec(), 3), {}, ()])
-def test_a_signature_holds_specs(signature: Any) -> None:
-    with pytest.raises(SpecError, match="output_signature must"):
-        Signature.parse(signature)
+        signature.leaves({"a": 1, "b": (2, "x")})
 
 
 def test_a_tuple_for_one_tensor_gets_advice() -> None:
@@ -326,9 +292,6 @@ def test_an_empty_stream_needs_a_signature() -> None:
     signature = (rd.TensorSpec((None,), "float32"), rd.TensorSpec((), "int64"))
     assert list(rd.Dataset.from_torch(Stream(0), signature)) == []
     assert rd.Dataset.from_torch(Stream(0), signature).element_spec == signature
-
-
-def test_no_dataset() -> None:
     with pytest.raises(rd.SpecError, match=r"from_torch needs a dataset with __getitem__.*got 3 \(int\)"):
         rd.Dataset.from_torch(3)
 

@@ -89,8 +89,10 @@ def test_where_nothing_locks_the_first_who_finishes_wins() -> None:
     assert found.origin == "second"
 
 
-def test_one_holder_at_a_time(tmp_path: Path) -> None:
-    first, second = (FileLock(str(tmp_path / "x.lock")) for _ in range(2))
+def test_one_holder_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.lock"
+    path.write_text("process 1 on another machine, which died")  # a file that was left is no lock
+    first, second = (FileLock(str(path)) for _ in range(2))
     assert first.acquire()
     assert not second.acquire()
     assert second.holder().startswith(f"process {os.getpid()} on ")
@@ -100,29 +102,17 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
     assert second.holder() == "somebody who has just gone"
     assert second.acquire()
     second.release()
-
-
-def test_a_file_that_was_left_is_no_lock(tmp_path: Path) -> None:
-    (tmp_path / "x.lock").write_text("process 1 on another machine, which died")
-    lock = FileLock(str(tmp_path / "x.lock"))
-    assert lock.acquire()
-    assert lock.holder().startswith(f"process {os.getpid()} on ")
-    lock.release()
-
-
-def test_a_lock_of_a_file_that_was_just_removed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = FileLock(str(tmp_path / "x.lock"))
     flock = fcntl.flock
 
     def removed_before(descriptor: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", flock)
-        (tmp_path / "x.lock").unlink()  # its holder goes between our opening and locking it
+        path.unlink()  # its holder goes between our opening and locking it
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", removed_before)
-    assert lock.acquire()
-    assert not FileLock(str(tmp_path / "x.lock")).acquire()
-    lock.release()
+    assert first.acquire()
+    assert not second.acquire()
+    first.release()
 
 
 def test_what_is_no_lock_is_not_overwritten(tmp_path: Path) -> None:

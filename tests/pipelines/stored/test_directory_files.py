@@ -47,37 +47,25 @@ def content_of(directory: DirectoryFiles, name: str) -> bytes:
         opened.file.close()
 
 
-def test_what_is_written_is_there(directory: DirectoryFiles) -> None:
+def test_what_is_written_is_there_and_what_is_removed_is_not(directory: DirectoryFiles) -> None:
     assert directory.write("a", putting(b"123")) == 3
     directory.replace("b", b"4")
     directory.replace("b", b"56")
-    assert directory.names() == ["a", "b"]
-    assert (content_of(directory, "a"), content_of(directory, "b")) == (b"123", b"56")
-    assert (directory.exists("a"), directory.exists("c")) == (True, False)
-
-
-def test_what_is_removed_is_not(directory: DirectoryFiles) -> None:
-    directory.write("a", putting(b"123"))
-    directory.remove("a")
-    directory.remove("a")
-    assert directory.names() == []
-    with pytest.raises(NotFoundError):
-        directory.open("a")
-    directory.remove_directory()
-    directory.remove_directory()
-
-
-def test_a_directory_that_is_missing_is_empty(directory: DirectoryFiles) -> None:
-    assert directory.inside("never").names() == []
-    assert directory.inside("never").folders() == []
-
-
-def test_directories_inside(directory: DirectoryFiles) -> None:
     inner = directory.inside("ckpt-1")
+    assert (inner.names(), inner.folders()) == ([], [])  # a directory that is missing is empty
     inner.make()
     inner.write("a", putting(b"1"))
-    assert directory.folders() == ["ckpt-1"]
-    assert directory.names() == []
+    assert (directory.names(), directory.folders()) == (["a", "b"], ["ckpt-1"])
+    assert (content_of(directory, "a"), content_of(directory, "b")) == (b"123", b"56")
+    assert (directory.exists("a"), directory.exists("c")) == (True, False)
+    inner.remove("a")
+    inner.remove("a")
+    assert inner.names() == []
+    with pytest.raises(NotFoundError):
+        inner.open("a")
+    inner.remove_directory()
+    inner.remove_directory()
+    assert directory.folders() == []
 
 
 def test_names_are_no_paths(directory: DirectoryFiles) -> None:
@@ -87,7 +75,7 @@ def test_names_are_no_paths(directory: DirectoryFiles) -> None:
                 action(name)
 
 
-def test_a_save_that_fails_leaves_no_part(tmp_path: Path) -> None:
+def test_a_save_that_fails_leaves_no_part_and_no_name_is_used_again(tmp_path: Path) -> None:
     directory = directory_files(str(tmp_path))
 
     def full(name: str) -> None:
@@ -97,10 +85,6 @@ def test_a_save_that_fails_leaves_no_part(tmp_path: Path) -> None:
     with installed(full), pytest.raises(OSError, match="No space"):
         directory.write("a", putting(b"123"))
     assert directory.names() == []
-
-
-def test_a_name_that_was_used_is_not_used_again(tmp_path: Path) -> None:
-    directory = directory_files(str(tmp_path))
     directory.write("a", putting(b"1"))
     with pytest.raises(FileExistsError):
         directory.write("a", putting(b"2"))
@@ -120,18 +104,10 @@ def test_links_are_not_followed_and_only_files_are_opened(tmp_path: Path) -> Non
             directory.open(name)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert (directory.names(), directory.folders()) == ([], ["folder"])
-
-
-def test_a_file_where_a_directory_must_be(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("")
-    for action in (LocalFiles(str(tmp_path / "x")).make, LocalFiles(str(tmp_path / "x")).names):
+    file = LocalFiles(str(tmp_path / "secret"))
+    for action in (file.make, file.names):
         with pytest.raises(FailedPreconditionError, match="it is a file"):
             action()
-
-
-def test_an_unknown_scheme() -> None:
-    with pytest.raises(InvalidArgumentError, match="'nosuch://x'"):
-        directory_files("nosuch://x").make()
 
 
 def test_credentials_are_never_shown() -> None:
@@ -209,22 +185,17 @@ def test_one_is_inside_and_nothing_stays_there(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_who_stays_inside_holds_nobody_up_for_ever(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_locked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with locked_directory(str(tmp_path), 0.0) as first, locked_directory(str(tmp_path), 0.0) as second:
         assert (first, second) == (True, False)
     with locked_directory(str(tmp_path), 0.0) as third:
         assert third
+    with locked_directory(str(tmp_path / "missing"), 20.0) as locked:
+        assert not locked
 
-
-def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> NoReturn:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)  # a file system without locks
     with locked_directory(str(tmp_path), 20.0) as locked:
-        assert not locked
-
-
-def test_a_directory_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
-    with locked_directory(str(tmp_path / "missing"), 20.0) as locked:
         assert not locked

@@ -75,61 +75,55 @@ def test_what_was_written_is_parsed(rows: list[tuple[int, list[float], list[byte
     assert [row.tolist() for row in parsed["b"]] == [b for _, _, b in rows]
 
 
-@pytest.mark.parametrize("record", [b"", example(), example(other=[1]), example(x=None)])
-def test_a_missing_feature(record: bytes) -> None:
+def test_a_missing_feature() -> None:
     fixed = FixedLenFeature((2,), "int64", default_value=[3, 4])
-    assert parse_example(record, {"x": fixed})["x"].tolist() == [3, 4]
-    assert parse_example([record], {"x": FixedLenFeature((), bytes, b"d")})["x"].tolist() == [b"d"]
-    assert parse_example(record, {"x": VarLenFeature("int64")})["x"].tolist() == []
-    has = "other" if b"other" in record else "none"
-    with pytest.raises(
-        InvalidArgumentError,
-        match=rf"'x' must be in every record, but record 1 lacks it \(it has: {has}\)\. Give .* a default_value",
-    ):
-        parse_example([example(x=[1]), record], {"x": FixedLenFeature((), "int64")})
+    for record in (b"", example(), example(other=[1]), example(x=None)):
+        assert parse_example(record, {"x": fixed})["x"].tolist() == [3, 4]
+        assert parse_example([record], {"x": FixedLenFeature((), bytes, b"d")})["x"].tolist() == [b"d"]
+        assert parse_example(record, {"x": VarLenFeature("int64")})["x"].tolist() == []
+        has = "other" if b"other" in record else "none"
+        missing = rf"'x' must be in every record, but record 1 lacks it \(it has: {has}\)\. Give .* a default_value"
+        with pytest.raises(InvalidArgumentError, match=missing):
+            parse_example([example(x=[1]), record], {"x": FixedLenFeature((), "int64")})
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (0,)])
-def test_another_dtype(shape: tuple[int, ...]) -> None:
-    for feature in (FixedLenFeature(shape, "float32", 0), VarLenFeature("float32")):
-        for values in ([5], []):
-            with pytest.raises(
-                InvalidArgumentError,
-                match=r"Feature 'x' must hold float32 values, as asked for, but record 0 holds int64\. Ask for",
-            ):
-                parse_example(example(x=values), {"x": feature})
+def test_records_that_do_not_fit() -> None:
+    for shape in ((), (1,), (0,)):
+        for feature in (FixedLenFeature(shape, "float32", 0), VarLenFeature("float32")):
+            for values in ([5], []):
+                with pytest.raises(
+                    InvalidArgumentError,
+                    match=r"Feature 'x' must hold float32 values, as asked for, but record 0 holds int64\. Ask for",
+                ):
+                    parse_example(example(x=values), {"x": feature})
+    numbers: list[tuple[tuple[int, ...], list[int]]] = [((), []), ((), [1, 2]), ((2, 2), [1, 2, 3]), ((0,), [1])]
+    for shape, values in numbers:
+        with pytest.raises(
+            InvalidArgumentError,
+            match=rf"Feature 'x' must hold {np.prod(shape, dtype=int)} values \(shape .*\), "
+            rf"but record 0 holds {len(values)}\. Use VarLen",
+        ):
+            parse_example(example(x=values), {"x": FixedLenFeature(shape, "int64", default_value=0)})
+    for record in (b"hello", b"\xff\xff", b"\x0b" * 10_000, example(x=[1])[:-1]):
+        with pytest.raises(InvalidArgumentError, match=rf"a serialized tf.train.Example, but record 1 \({len(record)}"):
+            parse_example([b"", record], {"x": FixedLenFeature((), "int64", 0)})
+    records = [example(id=[i]) for i in range(20)]
+    records[15], records[6] = b"\xff", example(id=[0.5])
+    with pytest.raises(InvalidArgumentError, match="record 6 holds float32"):  # the first wrong one is named
+        parse_example(records, {"id": FixedLenFeature((), "int64")})
 
 
-@pytest.mark.parametrize(("shape", "values"), [((), []), ((), [1, 2]), ((2, 2), [1, 2, 3]), ((0,), [1])])
-def test_another_number_of_values(shape: tuple[int, ...], values: list[int]) -> None:
-    wanted = int(np.prod(shape))
-    with pytest.raises(
-        InvalidArgumentError,
-        match=rf"Feature 'x' must hold {wanted} values \(shape .*\), but record 0 holds {len(values)}\. Use VarLen",
-    ):
-        parse_example(example(x=values), {"x": FixedLenFeature(shape, "int64", default_value=0)})
-
-
-@pytest.mark.parametrize("record", [b"hello", b"\xff\xff", b"\x0b" * 10_000, example(x=[1])[:-1]])
-def test_bytes_that_are_no_example(record: bytes) -> None:
-    with pytest.raises(
-        InvalidArgumentError, match=rf"must be a serialized tf.train.Example, but record 1 \({len(record)}"
-    ):
-        parse_example([b"", record], {"x": FixedLenFeature((), "int64", 0)})
-
-
-@pytest.mark.parametrize("serialized", ["text", 3, np.array([b"ab"]), np.empty((1, 1), object), [b"", "text"], [None]])
-def test_records_are_bytes(serialized: Any) -> None:
-    with pytest.raises(SpecError, match="bytes"):
-        parse_example(serialized, {"x": VarLenFeature("int64")})
-    with pytest.raises(SpecError, match="must get one record as bytes"):
-        parse_single_example(serialized, {"x": VarLenFeature("int64")})
-
-
-@pytest.mark.parametrize("features", [{}, None, {"x": "int64"}])
-def test_features_name_what_is_wanted(features: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="(at least one feature|SparseFeature or RaggedFeature), got"):
-        parse_example(b"", features)
+def test_bad_arguments() -> None:
+    no_bytes: list[Any] = ["text", 3, np.array([b"ab"]), np.empty((1, 1), object), [b"", "text"], [None]]
+    for serialized in no_bytes:
+        with pytest.raises(SpecError, match="bytes"):
+            parse_example(serialized, {"x": VarLenFeature("int64")})
+        with pytest.raises(SpecError, match="must get one record as bytes"):
+            parse_single_example(serialized, {"x": VarLenFeature("int64")})
+    no_features: list[Any] = [{}, None, {"x": "int64"}]
+    for features in no_features:
+        with pytest.raises(InvalidArgumentError, match="(at least one feature|SparseFeature or RaggedFeature), got"):
+            parse_example(b"", features)
 
 
 def test_parses_what_tensorflow_wrote() -> None:
@@ -156,10 +150,3 @@ def test_bytes_by_hand_are_read() -> None:
     assert list(parse(UNPACKED).features.feature["k"].int64_list.value) == [300]
     assert list(parse(FLOAT).features.feature["k"].float_list.value) == [1.5]
     assert list(parse(BYTES).features.feature["k"].bytes_list.value) == [b"\xff"]
-
-
-def test_the_first_wrong_record_is_named() -> None:
-    records = [example(id=[i]) for i in range(20)]
-    records[15], records[6] = b"\xff", example(id=[0.5])
-    with pytest.raises(InvalidArgumentError, match="record 6 holds float32"):
-        parse_example(records, {"id": FixedLenFeature((), "int64")})
