@@ -28,31 +28,16 @@ def rows(values: object) -> list[list[str]]:
     return [row.tolist() for row in values]  # type: ignore[attr-defined]  # an object array of arrays
 
 
-@given(BATCHES)
-def test_white_space_splits_as_python_does(batch: list[str]) -> None:
-    assert rows(Split()(batch)) == [text.split() for text in batch]
-    assert Split()(batch[0]).tolist() == batch[0].split()
-
-
 @given(BATCHES, st.sampled_from([",", "é", "ab", " ", ", ", "🙂"]))
-def test_a_separator_splits_as_python_does_and_joins_again(batch: list[str], separator: str) -> None:
-    tokens = rows(Split(separator)(batch))
-    assert tokens == [text.split(separator) for text in batch]
-    assert [separator.join(row) for row in tokens] == batch
-
-
-@given(BATCHES)
-def test_characters_are_code_points_and_join_again(batch: list[str]) -> None:
-    tokens = rows(Characters()(batch))
-    assert tokens == [list(text) for text in batch]
-    assert ["".join(row) for row in tokens] == batch
-
-
-@given(BATCHES)
-def test_bytes_are_utf_8(batch: list[str]) -> None:
-    encoded = [text.encode() for text in batch]
-    for step in (Split(), Split(","), Characters()):
-        assert rows(step(encoded)) == rows(step(batch))
+def test_text_splits_as_python_does_and_bytes_are_utf_8(batch: list[str], separator: str) -> None:
+    expected: dict[TextStep, list[list[str]]] = {
+        Split(): [text.split() for text in batch],
+        Split(separator): [text.split(separator) for text in batch],
+        Characters(): [list(text) for text in batch],
+    }
+    for step, tokens in expected.items():
+        assert rows(step(batch)) == rows(step([text.encode() for text in batch])) == tokens
+        assert step(batch[0]).tolist() == tokens[0]
 
 
 def test_empty_strings_and_no_strings() -> None:

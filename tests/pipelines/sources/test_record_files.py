@@ -191,34 +191,14 @@ def test_fixed_records(tmp_path: Path) -> None:
             rd.FixedLengthRecordDataset("x", *sizes)
 
 
-def test_fixed_errors_stand_at_their_place(tmp_path: Path) -> None:
-    (tmp_path / "good").write_bytes(b"abcd")
-    (tmp_path / "cut").write_bytes(b"efg")
-    (tmp_path / "empty").write_bytes(b"")
-    names = [tmp_path / "missing", tmp_path / "cut", tmp_path / "empty", tmp_path, tmp_path / "good"]
-    dataset = rd.FixedLengthRecordDataset(names, 2)
-    found = collect(dataset.as_numpy_iterator())
-    assert [item if isinstance(item, bytes) else item[0] for item in found] == [
-        *("NotFoundError", b"ef", "DataLossError", "InvalidArgumentError"),
-        *(b"ab", b"cd"),
-    ]
-    assert found[2][1].endswith(f"1 bytes are left behind record 0 (file {str(tmp_path / 'cut')!r}, byte 2).")
-    check_op(lambda: rd.FixedLengthRecordDataset(names, 2))
-
-
 class ByteReader(RecordReader):
-    """Every byte is a record; a capital one is an error, and X the end of what can be read."""
-
-    def __init__(self, stream: ByteStream, offset: int, index: int) -> None:
-        super().__init__(stream, offset, index)
+    """Every byte is a record."""
 
     def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
         byte = self._stream.read(1)
-        self.ended = byte in (b"", b"X")
+        self.ended = byte == b""
         self.offset += len(byte)
         self.index += len(byte)
-        if byte.isupper():
-            return [], rd.DataLossError(f"{byte!r} at {self.offset}")
         return [byte] if byte else [], None
 
     def _advance(self, records: list[bytes], limit: int) -> None:
@@ -228,52 +208,19 @@ class ByteReader(RecordReader):
 @final
 @dataclass(frozen=True)
 class ByteFormat(RecordFormat):
+    """With `meeting`, every file waits at its beginning until all parties of it are being read."""
+
     name: ClassVar[str] = "ByteDataset"
     compression_type: str | None = None
+    meeting: threading.Barrier | None = None
 
     def reader(self, stream: ByteStream, offset: int, index: int) -> ByteReader:
-        if index == 0 and stream.path.endswith("locked"):
-            raise rd.FailedPreconditionError("locked")
+        if self.meeting is not None:
+            self.meeting.wait(20)
         return ByteReader(stream, offset, index)
 
 
-def test_any_format_keeps_the_contract(tmp_path: Path) -> None:
-    contents = {"a": b"abc", "b": b"", "locked": b"z", "d": b"dEf", "e": b"gXh", "f": b"i"}
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    make = partial(RecordFilesOp.of, [tmp_path / name for name in contents], ByteFormat())
-    locked = ("FailedPreconditionError", "locked")
-    errors = ("DataLossError", "b'E' at 2"), ("DataLossError", "b'X' at 2")
-    check_op(lambda: rd.Dataset(make(1)), [b"a", b"b", b"c", locked, b"d", errors[0], b"f", b"g", errors[1], b"i"])
-    for cycle in (None, 2, 5):
-        check_op(lambda: rd.Dataset(make(cycle)))  # noqa: B023
-    with pytest.raises(rd.InvalidArgumentError, match="num_parallel_reads must be >= 1, AUTOTUNE or None, got -2"):
-        make(-2)
-
-
-@final
-@dataclass(frozen=True)
-class MeetingFormat(RecordFormat):
-    """Every file waits at its beginning until `files` of them are being read."""
-
-    name: ClassVar[str] = "MeetingDataset"
-    meeting: threading.Barrier
-    compression_type: str | None = None
-
-    def reader(self, stream: ByteStream, offset: int, index: int) -> ByteReader:
-        self.meeting.wait(20)
-        return ByteReader(stream, offset, index)
-
-
-def test_files_are_read_at_the_same_time(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in "abcd"]
-    for path in paths:
-        path.write_bytes(path.name.encode() * 3)
-    meeting = MeetingFormat(threading.Barrier(4))
-    assert b"".join(rd.Dataset(RecordFilesOp.of(paths, meeting, 4))) == b"abcd" * 3
-
-
-def test_autotune_reads_ahead_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_at_the_same_time_and_ahead_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set()
     read = ByteReader.read
 
@@ -282,10 +229,13 @@ def test_autotune_reads_ahead_in_order(tmp_path: Path, monkeypatch: pytest.Monke
         return read(reader, limit)
 
     monkeypatch.setattr(ByteReader, "read", noted)
-    paths = [tmp_path / name for name in "ab"]
+    paths = [tmp_path / name for name in "abcd"]
     for path in paths:
         path.write_bytes(path.name.encode() * 3)
-    iterator = iter(rd.Dataset(RecordFilesOp.of(paths, ByteFormat(), rd.AUTOTUNE)))
+    meeting = ByteFormat(meeting=threading.Barrier(4))
+    assert b"".join(rd.Dataset(RecordFilesOp.of(paths, meeting, 4))) == b"abcd" * 3
+    threads.clear()
+    iterator = iter(rd.Dataset(RecordFilesOp.of(paths[:2], ByteFormat(), rd.AUTOTUNE)))
     assert next(iterator) == b"a"
     assert b"".join(iterator) == b"aabbb"
     assert threads == {"raydist-ByteDataset-1"}

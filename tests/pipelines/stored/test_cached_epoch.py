@@ -10,7 +10,6 @@ import pytest
 from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.elements.items import count_items
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -32,35 +31,20 @@ def numbers(size: int) -> OpIterator:
     return open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
 
 
-def one_pass(store: Store, size: int, *, seed: int = 1, waits_for_nobody: bool = False) -> BorderIterator:
-    settings = CachedEpochSettings(store, lambda: numbers(size), seed, "cache", waits_for_nobody)
-    return BorderIterator(CachedEpoch(settings))
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "x"), Container.of("arrow", None))
 
 
-def test_a_busy_store_is_an_error_once_or_is_passed_by(store: Store) -> None:
-    recorder = Recorder(store, "other")
-    recorder.open()
-    refused = one_pass(store, 5)
-    with pytest.raises(FailedPreconditionError, match="Only one iterator at a time can fill cache"):
-        refused.next_block(1)
-    with pytest.raises(StopIteration):
-        refused.next_block(1)
-    assert count_items(read_items(one_pass(store, 5, waits_for_nobody=True), 100)) == 5
-    recorder.close()
-    assert store.find() is None
-
-
 def test_an_input_that_has_become_shorter(store: Store) -> None:
-    first = one_pass(store, 5)
+    def one_pass(size: int) -> BorderIterator:
+        return BorderIterator(CachedEpoch(CachedEpochSettings(store, lambda: numbers(size), 1, "cache", False)))
+
+    first = one_pass(5)
     read_items(first, 4)
     state = first.state_dict()
     first.close()
-    resumed = one_pass(store, 3)
+    resumed = one_pass(3)
     resumed.load_state_dict(state)
     with pytest.raises(FailedPreconditionError, match="it ended 1 elements earlier"):
         resumed.next_block(1)
