@@ -24,18 +24,6 @@ from raydist.pipelines.sources.table_files import FileSplitsOp, SplitFilesOp
 from tests.contracts.op import check_op, collect, is_error, iterate, same
 
 
-def arrow_rows(start: int, rows: int) -> pa.Table:
-    numbers = range(start, start + rows)
-    return pa.table(
-        {
-            "x": pa.array(numbers, pa.int64()),
-            "l": pa.array([[0.5] * (i % 3) for i in numbers], pa.list_(pa.float32())),
-            "s": pa.array([f"text {i}" for i in numbers], pa.string()),
-            "d": pa.array([f"{i % 2}" for i in numbers], pa.string()).dictionary_encode(),
-        }
-    )
-
-
 def write_arrow(path: Path, content: pa.Table, rows: int = 5, compression: str | None = None) -> str:
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_file(path, content.schema, options=options) as writer:
@@ -45,17 +33,14 @@ def write_arrow(path: Path, content: pa.Table, rows: int = 5, compression: str |
 
 
 def test_rows_of_arrow_files(tmp_path: Path) -> None:
-    expected = collect(iterate(rd.Dataset.from_arrow(pa.concat_tables([arrow_rows(0, 9), arrow_rows(18, 3)]))))
+    expected = collect(iterate(rd.Dataset.from_arrow(pa.concat_tables([table(0, 9), table(18, 3)]))))
     for compression in ("lz4", "zstd", None):
-        paths = [
-            write_arrow(tmp_path / f"{i}", arrow_rows(i * 9, rows), 4, compression) for i, rows in enumerate([9, 0, 3])
-        ]
+        paths = [write_arrow(tmp_path / f"{i}", table(i * 9, rows), 4, compression) for i, rows in enumerate([9, 0, 3])]
         dataset = rd.Dataset.from_arrow(paths)
         assert same(collect(iterate(dataset)), expected), compression
         assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
     assert f"from_arrow({paths[0]!r} and 2 more)" in dataset.explain()
-    check_op(lambda: rd.Dataset.from_arrow(paths))
-    feather.write_feather(arrow_rows(0, 4), str(tmp_path / "new"))
+    feather.write_feather(table(0, 4), str(tmp_path / "new"))
     assert [int(row["x"]) for row in rd.Dataset.from_arrow(tmp_path / "new")] == [0, 1, 2, 3]
     (tmp_path / "old").write_bytes(b"FEA1 as version 1 begins")
     with pytest.raises(rd.DataLossError, match="must begin with b'ARROW1', got b'FEA1.*version 1 is another format"):
@@ -70,18 +55,23 @@ def test_a_null_of_an_arrow_file_is_the_error_of_its_row(tmp_path: Path) -> None
     assert [int(row["x"]) for row in rd.Dataset.from_arrow(path, fill_null=-1)] == [0, -1, 2]
 
 
-def test_arrow_files_that_changed_since(tmp_path: Path) -> None:
-    paths = [write_arrow(tmp_path / name, arrow_rows(0, 12)) for name in "abc"]
-    dataset = rd.Dataset.from_arrow(paths)
+def test_files_that_changed_since(tmp_path: Path, paths: list[str]) -> None:
+    arrow = [write_arrow(tmp_path / name, table(0, 12)) for name in "abc"]
+    from_arrow, from_parquet = rd.Dataset.from_arrow(arrow), rd.Dataset.from_parquet(paths)
     (tmp_path / "a").unlink()
-    write_arrow(tmp_path / "b", arrow_rows(0, 3))
+    write_arrow(tmp_path / "b", table(0, 3))
     write_arrow(tmp_path / "c", pa.table({"other": [1]}))
-    kinds = [item[0] for item in collect(iterate(dataset))]
+    kinds = [item[0] for item in collect(iterate(from_arrow))]
     assert kinds == ["NotFoundError", "DataLossError", "SpecError"]
+    Path(paths[0]).unlink()
+    write(Path(paths[2]), pa.table({"other": [1]}))
+    found = collect(iterate(from_parquet))
+    assert [item[0] for item in found] == ["NotFoundError", "SpecError"]
+    assert "but '" + paths[2] + "' has other: int64" in found[1][1]
 
 
 def test_bad_arguments_of_from_arrow(tmp_path: Path) -> None:
-    path = write_arrow(tmp_path / "x", arrow_rows(0, 2))
+    path = write_arrow(tmp_path / "x", table(0, 2))
     other = write_arrow(tmp_path / "y", pa.table({"x": [1.0]}))
     nothing = write_arrow(tmp_path / "z", pa.table({"d": pa.nulls(1)}))
     (tmp_path / "text").write_text("no Arrow file")
@@ -187,15 +177,6 @@ def test_a_null_is_the_error_of_its_row(tmp_path: Path) -> None:
     check_op(lambda: rd.Dataset.from_parquet(path, null_masks=["x"]).map(lambda row: row["x"]))
     assert len(list(rd.Dataset.from_parquet(path, filters=pc.field("x").is_valid()))) == 3
     check_op(lambda: rd.Dataset.from_parquet(path))
-
-
-def test_files_that_changed_since(paths: list[str]) -> None:
-    dataset = rd.Dataset.from_parquet(paths)
-    Path(paths[0]).unlink()
-    write(Path(paths[2]), pa.table({"other": [1]}))
-    found = collect(dataset.as_numpy_iterator())
-    assert [item[0] for item in found] == ["NotFoundError", "SpecError"]
-    assert "but '" + paths[2] + "' has other: int64" in found[1][1]
 
 
 def test_bad_arguments(tmp_path: Path, paths: list[str]) -> None:

@@ -1,26 +1,41 @@
-"""Counters of stages: elements, time, errors and events."""
+"""Counters of stages, and the statistics made of them: rates, who waits for whom, the bottleneck."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from raydist import Dataset, Options
 from raydist.core.errors import UnavailableError
-from raydist.core.nest import LEAF
 from raydist.options import AutotuneOptions, OptimizationOptions
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState, StageResult
-from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine import build as build_module
 from raydist.pipelines.engine.build import MeteredIterator
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Event, EventLog, Meter, Reading
+from raydist.pipelines.metering.stats import (
+    CONSUMER,
+    HANDING_OVER,
+    PipelineStats,
+    StageStats,
+    find_bottleneck,
+    quantity,
+    render,
+    stats_of,
+    summarise,
+    threads_of,
+)
 from raydist.pipelines.run.profile import chrome_trace
+from tests.contracts.op import collect, iterate
+from tests.pipelines.storing_executor import StoringExecutor
 
 
 def test_times_of_a_stage() -> None:
@@ -143,49 +158,35 @@ def test_a_prefetch_shows_its_queue() -> None:
     assert reading.wait_s > reading.input_wait_s == 0.0  # the input works in the other thread
 
 
-class Clock:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A replacement for the module `time` that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr(build_module, "time", clock)
+    return clock
 
 
 class Worker(OpIterator):
     """An iterator that works for a second, then asks `source`."""
 
-    def __init__(self, clock: Clock, source: OpIterator | None = None, error: Callable[[], Exception] | None = None):
+    def __init__(self, clock: Any, source: OpIterator | None = None, error: Callable[[], Exception] | None = None):
         self.clock, self.source, self.error = clock, source, error
-        self.closed = False
 
     def next_block(self, limit: int) -> Block:
         self.clock.now += 1.0
         if self.error is not None:
             raise self.error()
-        if self.source is not None:
-            return self.source.next_block(limit)
-        return Block(LEAF, (TensorSpec((), np.dtype(np.int64)),), (np.zeros(3, np.int64),), 3)
+        return block_of_rows([0, 0, 0]) if self.source is None else self.source.next_block(limit)
 
     def state_dict(self) -> IteratorState:
-        return {"at": self.clock.now}
+        raise NotImplementedError
 
     def load_state_dict(self, state: IteratorState) -> None:
-        self.clock.now = state["at"]
-
-    def close(self) -> None:
-        self.closed = True
+        raise NotImplementedError
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(build_module, "time", clock)
-    return clock
-
-
-def test_own_time_is_without_that_of_the_inputs(clock: Clock) -> None:
+def test_own_time_is_without_that_of_the_inputs(clock: SimpleNamespace) -> None:
     meters = IterationMeters()
     inner, outer = meters.meter("range-0"), meters.meter("map-1")
     # Something that is not metered stands between them: its second is the outer one's.
@@ -199,7 +200,7 @@ def test_own_time_is_without_that_of_the_inputs(clock: Clock) -> None:
     assert meters.clock.inner_s == 6.0
 
 
-def test_an_error_costs_time_and_is_counted_but_not_the_end_or_a_failed_machinery(clock: Clock) -> None:
+def test_an_error_costs_time_and_is_counted_but_not_the_end_or_a_failed_machinery(clock: SimpleNamespace) -> None:
     errors: list[tuple[Callable[[], Exception], int]] = [
         (lambda: ValueError("no"), 1),
         (StopIteration, 0),
@@ -237,3 +238,138 @@ def test_workers_are_recorded_with_their_own_times() -> None:
     meter.worked(work, here=False)
     meter.worked(work, here=True)  # the bar of the call around it shows that
     assert list(events) == [Event("map-1", "input-3", 100.0, 2.0, 4)]
+
+
+SOURCE = Reading("range-0", "range(9)", kind="source", elements=100, bytes=800, bytes_here=800, busy_s=1.0)
+
+MAP = Reading(
+    "map-1",
+    "map(f)",
+    ("range-0",),
+    elements=100,
+    bytes=400,
+    bytes_here=400,
+    errors=3,
+    busy_s=6.5,
+    handling_s=0.5,
+    cpu_s=3.0,
+    wait_s=7.0,
+    input_wait_s=1.0,
+    parallelism=2,
+    buffer_limit=8,
+    mean_buffered=6.0,
+    place="threads",
+)
+
+PREFETCH = Reading(
+    "prefetch-2", "prefetch(4)", ("map-1",), kind="prefetch", wait_s=1.0, buffer_limit=4, mean_buffered=4.0, elements=50
+)
+
+
+def stage(stats: PipelineStats, name: str) -> StageStats:
+    return next(stage for stage in stats.stages if stage.name == name)
+
+
+def test_rates_shares_and_who_waits_for_whom() -> None:
+    stats = summarise([SOURCE, MAP, PREFETCH], elapsed_s=10.0, consumer_busy_s=9.0)
+    mapped = stage(stats, "map-1")
+    assert (mapped.elements_per_s, mapped.bytes_per_s, mapped.errors) == (10.0, 40.0, 3)
+    assert (mapped.busy, mapped.cpu, mapped.queue_fill) == (0.325, 0.5, 0.75)
+    assert stage(stats, "range-0").cpu is None
+    assert (stats.elements, stats.consumer_waited) == (50, 0.1)
+    waits = [(row.name, row.waits_for, row.waiting) for row in stats.stages]
+    assert waits == [("range-0", "map-1", 0.9), ("map-1", "its workers", 0.6), ("prefetch-2", "consumer", 0.9)]
+
+
+def test_the_slowest_of_several_inputs_is_named() -> None:
+    slow = Reading("map-1", "map", busy_s=5.0)
+    zipped = Reading("zip-2", "zip", ("range-0", "map-1"), input_wait_s=6.0, wait_s=6.0)
+    assert stage(summarise([SOURCE, slow, zipped], elapsed_s=7.0), "zip-2").waits_for == "map-1"
+    empty = Reading("prefetch-2", "prefetch(4)", ("map-1",), kind="prefetch", wait_s=8.0)
+    assert stage(summarise([MAP, empty], elapsed_s=10.0), "prefetch-2").waits_for == "map-1"
+
+
+def test_the_bottleneck_and_why() -> None:
+    stats = summarise([SOURCE, MAP], elapsed_s=4.0)
+    assert (stats.bottleneck, stats.because) == ("map-1", "its 2 threads: busy 75 % of the time")
+    stats = summarise([SOURCE], elapsed_s=4.0, consumer_busy_s=3.0)
+    assert stats.bottleneck == "consumer"
+    assert stats.because == "75 % of the work of the consumer's thread, which was busy 100 % of the time"
+    alone = summarise([Reading("range-0", "range", busy_s=1.0)], elapsed_s=2.0)
+    assert alone.because == "the consumer's thread: busy 50 % of the time"
+
+
+def test_the_text_shows_stages_bottleneck_and_decisions() -> None:
+    text = str(summarise([SOURCE, MAP], elapsed_s=4.0, decisions=["map-1: 1 -> 2 threads, it was busy"]))
+    lines = text.splitlines()
+    assert lines[0] == "100 elements in 4.00 s, 25 a second; the consumer waited 100 % of the time."
+    assert lines[3].split()[:2] == ["range-0", "inline"]
+    assert "2 threads" in lines[4]
+    assert lines[-2].startswith("Bottleneck: map-1 (its 2 threads: busy")
+    assert lines[-1] == "Autotune: map-1: 1 -> 2 threads, it was busy"
+
+
+def test_nothing_ran() -> None:
+    assert stats_of(None) == stats_of(IterationMeters()) == PipelineStats()
+    assert str(stats_of(None)) == "Nothing has run yet: iterate over the dataset first."
+    assert summarise([SOURCE], elapsed_s=0.0).stages[0].elements_per_s == 0.0
+
+
+def test_an_iterator_tells_while_it_runs() -> None:
+    iterator = Dataset.range(50_000).map(lambda x: x + 1).batch(10).as_numpy_iterator()
+    assert iterator.stats() == PipelineStats()
+    next(iterator)
+    begun = iterator.stats()
+    list(iterator)
+    ended = iterator.stats()
+    assert 1 <= begun.elements < ended.elements == 5000
+    assert 0.0 < begun.elapsed_s < ended.elapsed_s
+    assert ended.bottleneck in {"range-0", "map-1", "batch-2", "consumer", "handing over"}
+
+
+def test_bytes_that_stay_with_workers_are_told() -> None:
+    dataset = Dataset.range(40).map(lambda x: x).shuffle(5, seed=1).batch(4)
+    iterator = iterate(dataset, StoringExecutor)
+    collect(iterator)
+    stats = iterator.stats()
+    assert [(each.bytes, each.bytes_here) for each in stats.stages[:4]] == [(320, 320), (320, 0), (320, 0), (320, 0)]
+    assert "shuffle-2: 100 % of 0.0 MB stayed with input workers." in str(stats)
+    list(dataset)
+    assert "stayed" not in str(dataset.stats())
+
+
+ONE_SECOND = Reading("range-0", "range", kind="source", busy_s=1.0)
+TWO_SECONDS = Reading("map-1", "map", ("range-0",), busy_s=2.0)
+AHEAD = Reading("prefetch-2", "prefetch", ("map-1",), kind="prefetch", busy_s=0.1)
+BATCH = Reading("batch-3", "batch", ("prefetch-2",), busy_s=2.5)
+
+
+def test_who_is_the_bottleneck() -> None:
+    stages = [ONE_SECOND, TWO_SECONDS, AHEAD, BATCH]
+    found = find_bottleneck(stages)  # stages of one thread count together
+    assert (found.name, found.where, found.busy_s, found.share) == ("map-1", "the thread of prefetch-2", 3.0, 2 / 3)
+    found = find_bottleneck(stages, consumer_busy_s=0.5, convert_s=0.4)
+    assert (found.name, found.where) == ("batch-3", "the consumer's thread")
+    assert find_bottleneck([ONE_SECOND], consumer_busy_s=9.0).name == CONSUMER
+    assert find_bottleneck([ONE_SECOND], convert_s=9.0).name == HANDING_OVER
+    parallel = Reading("map-1", "map", ("range-0",), busy_s=8.5, handling_s=0.5, parallelism=4, place="actors")
+    found = find_bottleneck([ONE_SECOND, parallel])  # workers share their work
+    assert (found.name, found.where, found.busy_s, found.share) == ("map-1", "its 4 actors", 2.0, 1.0)
+    found = find_bottleneck([Reading("range-0", "range", busy_s=3.0), parallel])
+    assert (found.name, found.where, found.busy_s) == ("range-0", "the consumer's thread", 3.5)
+    zipped = Reading("zip-5", "zip", ("batch-3", "range-4"))
+    threads = threads_of([*stages, Reading("range-4", "range"), zipped])
+    assert {threads[name] for name in ("range-0", "map-1")} == {"the thread of prefetch-2"}
+    assert {threads[name] for name in ("prefetch-2", "batch-3", "range-4", "zip-5")} == {"the consumer's thread"}
+
+
+def test_quantities_have_three_digits_and_words_stand_to_the_left() -> None:
+    numbers = [0.0, 0.1234, 999, 999.7, 12_345, 5e6, 2.5e9]
+    assert [quantity(number) for number in numbers] == ["0", "0.123", "999", "1 k", "12.3 k", "5 M", "2.5 G"]
+    rows = [("range-0", "inline", "1 M", "8.0", "3 %", "", "", "map-1 (9 %)", "range(5)")]
+    rows.append(("map-1+filter-2", "2 threads", "12.5 M", "0.1", "100 %", "90 %", "5 %", "", "map(f)"))
+    assert render(rows) == [
+        "stage           where      elements/s  MB/s   busy   cpu  queue  waits for    operation",
+        "range-0         inline            1 M   8.0    3 %               map-1 (9 %)  range(5)",
+        "map-1+filter-2  2 threads      12.5 M   0.1  100 %  90 %    5 %               map(f)",
+    ]
