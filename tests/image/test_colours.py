@@ -36,27 +36,12 @@ def test_neutral_arguments_change_nothing() -> None:
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def nearest(value: float) -> int:
-    return min(255, max(0, round(value)))
-
-
-@given(st.floats(-1, 1))
-def test_brightness_is_added(delta: float) -> None:
-    image = picture(4, 5)
-    expected = [nearest(value + delta * 255) for value in image.ravel().tolist()]
-    assert np.abs(rd.image.adjust_brightness(image, delta).ravel().astype(int) - expected).max() <= 1  # ties in float32
-    floats = image.astype(np.float32) / 255
-    assert np.allclose(rd.image.adjust_brightness(floats, delta), floats + delta, atol=1e-6)
-
-
 @given(st.floats(0, 3))
 def test_contrast_is_the_distance_to_the_mean(factor: float) -> None:
     image = picture(4, 5)
     means = image.mean(axis=(0, 1))
     expected = np.clip(np.rint((image - means) * factor + means), 0, 255)
-    result = rd.image.adjust_contrast(image, factor)
-    assert result.dtype == np.uint8
-    assert np.abs(result - expected).max() <= 1
+    assert np.abs(rd.image.adjust_contrast(image, factor) - expected).max() <= 1
 
 
 def drawn(change: Callable[..., Any], image: Any, *bounds: float) -> list[float]:

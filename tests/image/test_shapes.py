@@ -157,11 +157,16 @@ def test_a_batch_is_its_images() -> None:
 
 
 @given(SIDES, SIDES, SIDES, SIDES, st.integers(1, 5))
-def test_nearest_takes_the_pixel_at_the_centre(height: int, width: int, rows: int, columns: int, channels: int) -> None:
+def test_nearest_takes_the_pixel_at_the_centre_and_bilinear_weighs_by_distance(
+    height: int, width: int, rows: int, columns: int, channels: int
+) -> None:
     image = picture(height, width, channels)
     down = [math.floor((row + 0.5) * height / rows) for row in range(rows)]
     across = [math.floor((column + 0.5) * width / columns) for column in range(columns)]
     assert np.array_equal(rd.image.resize(image, (rows, columns), "nearest"), image[down][:, across])
+    expected = np.einsum("yh,xw,hwc->yxc", triangles(height, rows), triangles(width, columns), image)
+    assert np.allclose(rd.image.resize(image.astype(np.float32), (rows, columns)), expected, atol=1e-3)
+    assert np.abs(rd.image.resize(image, (rows, columns)) - expected).max() <= 1.5
 
 
 def triangles(old: int, new: int) -> np.ndarray:
@@ -170,14 +175,6 @@ def triangles(old: int, new: int) -> np.ndarray:
     distances = np.abs(np.add.outer((np.arange(new) + 0.5) * scale, -(np.arange(old) + 0.5)))
     weights = np.clip(1 - distances / max(scale, 1), 0, None)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
-
-
-@given(SIDES, SIDES, SIDES, SIDES, st.integers(1, 5))
-def test_bilinear_weighs_by_distance(height: int, width: int, rows: int, columns: int, channels: int) -> None:
-    image = picture(height, width, channels)
-    expected = np.einsum("yh,xw,hwc->yxc", triangles(height, rows), triangles(width, columns), image)
-    assert np.allclose(rd.image.resize(image.astype(np.float32), (rows, columns)), expected, atol=1e-3)
-    assert np.abs(rd.image.resize(image, (rows, columns)) - expected).max() <= 1.5
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))

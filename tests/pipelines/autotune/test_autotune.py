@@ -235,11 +235,6 @@ def slow(x: int) -> int:
     return x + 1
 
 
-def slower(x: int) -> int:
-    time.sleep(0.004)
-    return x + 1
-
-
 def until_threads(iterator: Iterator[int], most: int = 2000) -> list[int]:
     """Elements up to the first that is made on a thread."""
     elements: list[int] = []
@@ -263,57 +258,35 @@ def test_a_stage_that_waits_moves_to_threads_and_gives_the_same_elements() -> No
     assert not map_threads()
 
 
-def test_the_next_iteration_begins_with_what_was_learned() -> None:
+def test_a_state_fits_and_the_next_iteration_begins_with_what_was_learned() -> None:
     tuners: list[Tuner] = []
-    dataset = Dataset.range(5000).map(slower).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
+    dataset = Dataset.range(5000).map(slow).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
     first = tuned(dataset, tuners)
-    until_threads(first)
-    for _ in range(200):
-        next(first)
+    seen = until_threads(first)
+    state = first.state_dict()
+    following = [int(next(first)) for _ in range(200)]
     until_threads(first)  # on a busy machine it may just look whether it does better without
     first.close()
+    resumed = iterate(dataset)
+    resumed.load_state_dict(state)
+    assert [int(next(resumed)) for _ in range(15)] == following[:15] == list(range(len(seen) + 1, len(seen) + 16))
+    resumed.close()
     second = tuned(dataset, tuners)
     assert int(next(second)) == 1
-    assert len(map_threads()) == 2
-    second.close()
-
-
-def test_an_abandoned_iterator_ends_its_threads() -> None:
-    iterator = tuned(Dataset.range(5000).map(slow).with_options(Options(autotune=AutotuneOptions(cpu_budget=2))))
-    until_threads(iterator)
     threads = map_threads()
     assert len(threads) == 2
-    del iterator
+    del second  # an abandoned iterator ends its threads
     gc.collect()
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_the_state_fits_whatever_was_decided() -> None:
-    dataset = Dataset.range(3000).map(slow).batch(3).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
-    iterator = tuned(dataset)
-    seen = 0
-    while not map_threads():
-        seen += len(next(iterator))
-    state = iterator.state_dict()
-    following = [next(iterator).tolist() for _ in range(5)]
-    iterator.close()
-    resumed = iterate(dataset)
-    resumed.load_state_dict(state)
-    assert [next(resumed).tolist() for _ in range(5)] == following
-    assert following[0][0] == seen + 1
-    resumed.close()
-
-
-def test_a_parallelism_that_was_asked_for_is_kept() -> None:
+def test_a_parallelism_that_was_asked_for_is_kept_and_counts_in_the_budget() -> None:
     for calls in (1, 2):
         iterator = tuned(Dataset.range(300).map(slow, num_parallel_calls=calls))
         assert [int(x) for x in iterator] == list(range(1, 301))
         assert iterator.meters.decisions == []
-
-
-def test_threads_that_were_asked_for_count_in_the_budget() -> None:
     most = 0
 
     def watched(x: int) -> int:
@@ -327,36 +300,25 @@ def test_threads_that_were_asked_for_count_in_the_budget() -> None:
     assert 2 <= most <= 3
 
 
-def test_a_closed_executor_takes_no_more_work() -> None:
-    executor = TunedExecutor()
-    block = block_of(SOURCE)
-    spec = spec_of(SOURCE.map(lambda x: x))
-    assert executor.submit(spec, block, (0,)).result().items[0].num_rows == block.num_rows  # type: ignore[union-attr]
-    executor.close()
-    with pytest.raises(CancelledError, match="needs an open executor"):
-        executor.submit(spec, block, (0,))
-
-
-def test_the_options_choose_the_executor() -> None:
-    assert isinstance(local_executor(Options()), TunedExecutor)
+def test_the_options_choose_the_executor_and_a_closed_one_takes_no_more_work() -> None:
     assert isinstance(local_executor(Options(autotune=AutotuneOptions(enabled=False))), InlineExecutor)
     assert isinstance(local_executor(Options(threading=ThreadingOptions(private_threadpool_size=0))), InlineExecutor)
     options = Options(threading=ThreadingOptions(private_threadpool_size=4))
-    executor = local_executor(options)
-    assert isinstance(executor, ThreadExecutor)
-    assert executor.window == 4
+    fixed = local_executor(options)
+    assert isinstance(fixed, ThreadExecutor)
+    assert fixed.window == 4
     options.autotune.cpu_budget = 1
     assert isinstance(local_executor(options), InlineExecutor)
+    executor = local_executor(Options())
+    assert isinstance(executor, TunedExecutor)
+    assert executor.submit(WHERE, BLOCK, (0,)).result().items[0].num_rows == BLOCK.num_rows  # type: ignore[union-attr]
+    executor.close()
+    with pytest.raises(CancelledError, match="needs an open executor"):
+        executor.submit(WHERE, BLOCK, (0,))
 
 
 BLOCK = block_of(SOURCE)
 WHERE = spec_of(SOURCE.map(lambda x: threading.current_thread() is threading.main_thread()))
-
-
-def stage(cpu_budget: int | None = None, ram_budget: int | None = None) -> tuple[TunedStage, Budgets, list[TunedPart]]:
-    budgets = Budgets(AutotuneOptions(cpu_budget=cpu_budget, ram_budget=ram_budget))
-    looks: list[TunedPart] = []
-    return TunedStage(IterationMeters().meter("map-1"), budgets, looks.append), budgets, looks
 
 
 def worked_here(made: TunedStage) -> bool:
@@ -364,8 +326,10 @@ def worked_here(made: TunedStage) -> bool:
     return bool(result.items[0].columns[0][0])  # type: ignore[union-attr]  # a block
 
 
-def test_a_stage_works_where_it_was_told_to_and_is_counted() -> None:
-    made, _, looks = stage()
+def test_a_stage_works_where_it_was_told_to_within_the_budgets() -> None:
+    budgets = Budgets(AutotuneOptions(cpu_budget=3, ram_budget=1000))
+    looks: list[TunedPart] = []
+    made = TunedStage(IterationMeters().meter("map-1"), budgets, looks.append)
     assert worked_here(made)
     made.apply(2, row_s=0.0005, block_bytes=100)
     assert (made.threads, made.place, made.num_workers, made.window, made.least_rows) == (2, "threads", 2, 4, 4)
@@ -378,11 +342,6 @@ def test_a_stage_works_where_it_was_told_to_and_is_counted() -> None:
     assert (done.rows, done.blocks, done.num_bytes) == (18, 3, 3 * (6 * 8 + 6))
     assert done.busy_s > 0
     assert made.take_activity().rows == 0
-    made.end()
-
-
-def test_a_stage_keeps_to_the_budgets() -> None:
-    made, budgets, _ = stage(cpu_budget=3, ram_budget=1000)
     budgets.threads.take(1)
     made.apply(5, row_s=0.0005, block_bytes=100)
     assert (made.threads, budgets.threads.free) == (2, 0)

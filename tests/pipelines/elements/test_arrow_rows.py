@@ -284,42 +284,43 @@ def test_numbers_are_not_copied_and_not_writable() -> None:
 
 
 def test_fill_values() -> None:
-    columns = {
-        "n": pa.array([1, None], pa.uint8()),
-        "x": pa.array([0.5, None], pa.float32()),
-        "s": pa.array(["a", None]),
-        "l": pa.array([[1, None], None], pa.list_(pa.int16())),
-        "f": pa.array([[1, None], None], pa.list_(pa.int16(), 2)),
-        "st": pa.array([{"a": 1, "b": None}, None], pa.struct({"a": pa.int8(), "b": pa.string()})),
-        "m": pa.array([[("k", None)], None], pa.map_(pa.string(), pa.int8())),
-        "d": pa.array([datetime.date(2020, 1, 2), None]),
-        "dec": pa.array([decimal.Decimal("0.10"), None]),
-        "none": pa.nulls(2),
-    }
-    table = pa.table(columns)
-    one = list(rd.Dataset.from_arrow(table.select(["n", "x", "l", "f", "m", "dec"]), fill_null=7).as_numpy_iterator())
-    assert [(row["n"], row["x"], row["dec"]) for row in one] == [(1, 0.5, 0.1), (7, 7.0, 7.0)]
-    assert [row["l"].tolist() for row in one] == [[1, 7], []]
-    assert [row["f"].tolist() for row in one] == [[1, 7], [7, 7]]
-    assert [row["m"]["values"].tolist() for row in one] == [[7], []]
-    values = {
-        **{"n": 0, "x": float("nan"), "s": "?", "l": [8, 9], "f": (3, 4), "st": {"a": -1, "b": ""}},
-        **{"m": {"z": 5}, "d": "1970-01-03", "dec": decimal.Decimal("1.25"), "none": "nothing"},
-    }
+    inner = pa.table(
+        {
+            "n": pa.array([1, None], pa.uint8()),
+            "x": pa.array([0.5, None], pa.float32()),
+            "l": pa.array([[1, None], None], pa.list_(pa.int16())),
+            "f": pa.array([[1, None], None], pa.list_(pa.int16(), 2)),
+            "m": pa.array([[("k", None)], None], pa.map_(pa.string(), pa.int8())),
+            "dec": pa.array([decimal.Decimal("0.10"), None]),
+        }
+    )
+    found = list(rd.Dataset.from_arrow(inner, fill_null=7).as_numpy_iterator())
+    assert [(row["n"], row["x"], row["dec"]) for row in found] == [(1, 0.5, 0.1), (7, 7.0, 7.0)]
+    assert [row["l"].tolist() for row in found] == [[1, 7], []]
+    assert [row["f"].tolist() for row in found] == [[1, 7], [7, 7]]
+    assert [row["m"]["values"].tolist() for row in found] == [[7], []]
     with pytest.raises(rd.SpecError, match=r"column 'l' has one in row 0\. Give fill_null=.*null_masks=True"):
-        rd.Dataset.from_arrow(table, fill_null=values, decimals="text")  # of [1, None] the list has a value
-    first = pa.table({**columns, "l": pa.array([[1], None], pa.list_(pa.int16()))})
-    first = first.set_column(4, "f", pa.array([[1, 2], None], pa.list_(pa.int16(), 2)))
-    first = first.set_column(6, "m", pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int8())))
-    row = list(rd.Dataset.from_arrow(first, fill_null=values, decimals="text").as_numpy_iterator())[1]
-    assert np.isnan(row.pop("x"))
-    assert {
-        key: value.tolist() if isinstance(value, np.ndarray | np.generic) else value for key, value in row.items()
-    } == {
-        **{"n": 0, "s": "?", "l": [8, 9], "f": [3, 4], "st": {"a": -1, "b": ""}},
-        **{"m": row["m"], "d": datetime.date(1970, 1, 3), "dec": "1.25", "none": "nothing"},
+        rd.Dataset.from_arrow(inner.select(["l"]), fill_null={"l": [8, 9]})  # of [1, None] the list has a value
+    outer = pa.table(
+        {
+            "s": pa.array(["a", None]),
+            "l": pa.array([[1], None], pa.list_(pa.int16())),
+            "f": pa.array([[1, 2], None], pa.list_(pa.int16(), 2)),
+            "st": pa.array([{"a": 1, "b": None}, None], pa.struct({"a": pa.int8(), "b": pa.string()})),
+            "m": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int8())),
+            "d": pa.array([datetime.date(2020, 1, 2), None]),
+            "dec": pa.array([decimal.Decimal("0.10"), None]),
+            "none": pa.nulls(2),
+        }
+    )
+    values = {
+        **{"s": "?", "l": [8, 9], "f": (3, 4), "st": {"a": -1, "b": ""}, "m": {"z": 5}, "d": "1970-01-03"},
+        **{"dec": decimal.Decimal("1.25"), "none": "nothing"},
     }
+    _, row = rd.Dataset.from_arrow(outer, fill_null=values, decimals="text").as_numpy_iterator()
+    assert (row["l"].tolist(), row["f"].tolist(), row["st"]) == ([8, 9], [3, 4], {"a": -1, "b": ""})
     assert (row["m"]["keys"].tolist(), row["m"]["values"].tolist()) == (["z"], [5])
+    assert (row["s"], row["d"], row["dec"], row["none"]) == ("?", np.datetime64("1970-01-03"), "1.25", "nothing")
 
 
 def test_arguments_that_do_not_fit() -> None:

@@ -47,12 +47,24 @@ def test_rows_of_arrow_files(tmp_path: Path) -> None:
         rd.Dataset.from_arrow(tmp_path / "old")
 
 
-def test_a_null_of_an_arrow_file_is_the_error_of_its_row(tmp_path: Path) -> None:
-    path = write_arrow(tmp_path / "x", pa.table({"x": [0, None, 2]}))
-    found = collect(iterate(rd.Dataset.from_arrow(path)))
-    assert (int(found[0]["x"]), found[1][0], int(found[2]["x"])) == (0, "SpecError", 2)
-    assert f"column 'x' has one in row 1 of record batch 0 of file {path!r}. Give fill_null=" in found[1][1]
-    assert [int(row["x"]) for row in rd.Dataset.from_arrow(path, fill_null=-1)] == [0, -1, 2]
+def test_a_null_is_the_error_of_its_row(tmp_path: Path) -> None:
+    content = pa.table({"x": pa.array([0, None, 2, 3, None]), "y": list("abcde")})
+    path, arrow = write(tmp_path / "x", content, 3), write_arrow(tmp_path / "y", content, 3)
+    for read, unit, file in (
+        (rd.Dataset.from_parquet, "row group", path),
+        (rd.Dataset.from_arrow, "record batch", arrow),
+    ):
+        found = collect(read(file).as_numpy_iterator())
+        assert [item[0] if is_error(item) else int(item["x"]) for item in found] == [0, "SpecError", 2, 3, "SpecError"]
+        assert f"column 'x' has one in row 1 of {unit} 1 of file {file!r}. Give fill_null=value" in found[4][1]
+        assert "null_masks=True" in found[4][1]
+        assert [int(row["x"]) for row in read(file, fill_null={"x": -1})] == [0, -1, 2, 3, -1]
+        masked = read(file, null_masks=True).as_numpy_iterator()
+        assert [bool(row["x_is_null"]) for row in masked] == [False, True, False, False, True]
+    assert len(list(rd.Dataset.from_parquet(path).ignore_errors())) == 3
+    assert len(list(rd.Dataset.from_parquet(path, filters=pc.field("x").is_valid()))) == 3
+    check_op(lambda: rd.Dataset.from_parquet(path, ["x"], null_masks=["x"]).map(lambda row: row["x"]))
+    check_op(lambda: rd.Dataset.from_parquet(path))
 
 
 def test_files_that_changed_since(tmp_path: Path, paths: list[str]) -> None:
@@ -70,23 +82,37 @@ def test_files_that_changed_since(tmp_path: Path, paths: list[str]) -> None:
     assert "but '" + paths[2] + "' has other: int64" in found[1][1]
 
 
-def test_bad_arguments_of_from_arrow(tmp_path: Path) -> None:
-    path = write_arrow(tmp_path / "x", table(0, 2))
-    other = write_arrow(tmp_path / "y", pa.table({"x": [1.0]}))
-    nothing = write_arrow(tmp_path / "z", pa.table({"d": pa.nulls(1)}))
+def test_bad_arguments(tmp_path: Path, paths: list[str]) -> None:
+    other, nothing = pa.table({"x": [1.0]}), pa.table({"d": pa.nulls(1)})
     (tmp_path / "text").write_text("no Arrow file")
-    cases: list[tuple[Any, type[Exception], str]] = [
-        (str(tmp_path / "missing"), rd.NotFoundError, "must exist"),
-        (tmp_path, rd.InvalidArgumentError, "is a directory"),
-        ([], rd.InvalidArgumentError, "from_arrow needs at least one path"),
-        ([path, 3], rd.SpecError, "from_arrow needs a pyarrow Table"),
-        (tmp_path / "text", rd.DataLossError, "must begin with b'ARROW1', got b'no Arr'"),
-        ([path, other], rd.SpecError, "All files must have the columns x: int64"),
-        (nothing, rd.SpecError, "Column 'd' must hold"),
+    arrow = [write_arrow(tmp_path / f"{i}", one) for i, one in enumerate((table(0, 2), other, nothing))]
+    parquet = [paths[0], write(tmp_path / "x", other), write(tmp_path / "y", nothing)]
+    same_columns = (rd.SpecError, "All files must have the columns x: int64")
+    readers: list[tuple[Any, list[str]]] = [(rd.Dataset.from_arrow, arrow), (rd.Dataset.from_parquet, parquet)]
+    cases: list[tuple[Any, tuple[Any, ...], type[Exception], str]] = [
+        (rd.Dataset.from_arrow, ([arrow[0], 3],), rd.SpecError, "from_arrow needs a pyarrow Table"),
+        (rd.Dataset.from_arrow, (tmp_path / "text",), rd.DataLossError, "must begin with b'ARROW1', got b'no Arr'"),
+        (rd.Dataset.from_parquet, (3,), rd.SpecError, "got 3"),
     ]
-    for source, kind, message in cases:
+    for read, (good, of_floats, of_nulls) in readers:
+        cases += [
+            (read, (str(tmp_path / "missing"),), rd.NotFoundError, "must exist"),
+            (read, (str(tmp_path),), rd.InvalidArgumentError, "is a directory"),
+            (read, ([],), rd.InvalidArgumentError, f"{read.__name__} needs at least one path"),
+            (read, ([good, of_floats],), *same_columns),
+            (read, (of_nulls,), rd.SpecError, "Column 'd' must hold values, got nulls only"),
+        ]
+    settings: list[tuple[tuple[Any, ...], str]] = [
+        ((["x", "z"],), r"names of columns .*\(x, t, l, s\), got \['x', 'z'\]"),
+        (("x",), "got 'x'"),
+        (([],), r"got \[\]"),
+        ((None, [("z", ">", 1)]), "filters must be conditions on columns"),
+        ((None, "x > 1"), "filters must be a pyarrow.compute.Expression"),
+    ]
+    cases += [(rd.Dataset.from_parquet, (paths, *args), rd.InvalidArgumentError, text) for args, text in settings]
+    for read, arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
-            rd.Dataset.from_arrow(source)
+            read(*arguments)
 
 
 ROWS = 24
@@ -160,44 +186,6 @@ def test_a_damaged_row_group_is_one_error(tmp_path: Path) -> None:
     assert str(path) in found[7][1]
     assert [int(row["x"]) for row in found[8:]] == list(range(14, ROWS))
     check_op(lambda: rd.Dataset.from_parquet(path, filters=[("x", ">", 3)]))
-
-
-def test_a_null_is_the_error_of_its_row(tmp_path: Path) -> None:
-    content = pa.table({"x": pa.array([0, None, 2, 3, None]), "y": list("abcde")})
-    path = write(tmp_path / "x", content, 3)
-    found = collect(rd.Dataset.from_parquet(path, columns=["x"]).as_numpy_iterator())
-    assert [item[0] if is_error(item) else int(item["x"]) for item in found] == [0, "SpecError", 2, 3, "SpecError"]
-    assert f"column 'x' has one in row 1 of row group 1 of file {path!r}. Give fill_null=value" in found[4][1]
-    assert "null_masks=True" in found[4][1]
-    assert len(list(rd.Dataset.from_parquet(path).ignore_errors())) == 3
-    filled = rd.Dataset.from_parquet(path, fill_null={"x": -1}).as_numpy_iterator()
-    assert [int(row["x"]) for row in filled] == [0, -1, 2, 3, -1]
-    masked = rd.Dataset.from_parquet(path, columns=["x"], null_masks=True).as_numpy_iterator()
-    assert [bool(row["x_is_null"]) for row in masked] == [False, True, False, False, True]
-    check_op(lambda: rd.Dataset.from_parquet(path, null_masks=["x"]).map(lambda row: row["x"]))
-    assert len(list(rd.Dataset.from_parquet(path, filters=pc.field("x").is_valid()))) == 3
-    check_op(lambda: rd.Dataset.from_parquet(path))
-
-
-def test_bad_arguments(tmp_path: Path, paths: list[str]) -> None:
-    other = write(tmp_path / "other", pa.table({"x": [1.0]}))
-    nothing = write(tmp_path / "nothing", pa.table({"d": pa.nulls(1)}))
-    cases: list[tuple[tuple[Any, ...], type[Exception], str]] = [
-        ((str(tmp_path / "missing"),), rd.NotFoundError, "must exist"),
-        ((str(tmp_path),), rd.InvalidArgumentError, "is a directory"),
-        (([],), rd.InvalidArgumentError, "from_parquet needs at least one path"),
-        ((3,), rd.SpecError, "got 3"),
-        ((paths, ["x", "z"]), rd.InvalidArgumentError, r"names of columns .*\(x, t, l, s\), got \['x', 'z'\]"),
-        ((paths, "x"), rd.InvalidArgumentError, "got 'x'"),
-        ((paths, []), rd.InvalidArgumentError, r"got \[\]"),
-        ((paths, None, [("z", ">", 1)]), rd.InvalidArgumentError, "filters must be conditions on columns"),
-        ((paths, None, "x > 1"), rd.InvalidArgumentError, "filters must be a pyarrow.compute.Expression"),
-        (([paths[0], other],), rd.SpecError, "All files must have the columns x: int64"),
-        ((nothing,), rd.SpecError, "Column 'd' must hold values, got nulls only"),
-    ]
-    for arguments, kind, message in cases:
-        with pytest.raises(kind, match=message):
-            rd.Dataset.from_parquet(*arguments)
 
 
 @final

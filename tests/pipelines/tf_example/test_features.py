@@ -139,22 +139,16 @@ def test_ragged_features() -> None:
     assert (found.row_splits.tolist(), found.row_splits.dtype) == ([0, 3, 3, 4], np.int32)
     assert parse(records[0], RaggedFeature("int64")).tolist() == [1, 2, 3]
     assert parse([], RaggedFeature("int64", row_splits_dtype="int64")).row_splits.tolist() == [0]
-
-
-def test_ragged_features_with_partitions() -> None:
     records = [example(v=[1, 2, 3, 4, 5], inner=[2, 0, 3], outer=[0, 1, 3]), example(), example(v=[6], inner=[1])]
     feature = RaggedFeature("int64", "v", [RaggedFeature.RowSplits("outer"), RaggedFeature.RowLengths("inner")])
     alone = parse(records[0], feature)
-    assert alone.row_splits.tolist() == [0, 1, 3]
-    assert alone.values.row_splits.tolist() == [0, 2, 2, 5]
+    assert (alone.row_splits.tolist(), alone.values.row_splits.tolist()) == ([0, 1, 3], [0, 2, 2, 5])
     assert alone.values.values.tolist() == [1, 2, 3, 4, 5]
     found = parse(records[:2], feature)
-    assert found.row_splits.tolist() == [0, 2, 2]
-    assert found.values.row_splits.tolist() == [0, 1, 3]
+    assert (found.row_splits.tolist(), found.values.row_splits.tolist()) == ([0, 2, 2], [0, 1, 3])
     assert found.values.values.row_splits.tolist() == [0, 2, 2, 5]
-    with pytest.raises(
-        InvalidArgumentError, match=r"row_splits that fit its 1 values, but record 2 has \[\] in 'outer'"
-    ):
+    unfit = r"row_splits that fit its 1 values, but record 2 has \[\] in 'outer'"
+    with pytest.raises(InvalidArgumentError, match=unfit):
         parse(records, feature)
     uniform = parse(records[0], RaggedFeature("int64", "outer", [RaggedFeature.UniformRowLength(3)]))
     assert (uniform.values.tolist(), uniform.row_splits.tolist()) == ([0, 1, 3], [0, 3])
