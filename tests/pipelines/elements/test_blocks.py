@@ -36,14 +36,7 @@ from raydist.pipelines.elements.convert import numpy_rows, torch_rows
 from raydist.pipelines.elements.items import ElementError, count_items, join_items
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import block_of_rows, items_of_rows
-from raydist.pipelines.elements.spec import (
-    BYTES,
-    STR,
-    DatasetSpec,
-    TensorSpec,
-    as_dtype,
-    most_specific_common,
-)
+from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, as_dtype, most_specific_common
 from tests.contracts.op import same
 from tests.pipelines.storing_executor import InStore
 

@@ -23,13 +23,7 @@ from raydist.pipelines.formats import records as readers
 from raydist.pipelines.formats.byte_streams import ByteStream, open_stream
 from raydist.pipelines.formats.files import require_limit
 from raydist.pipelines.formats.records import FixedRecordReader, LineReader
-from raydist.pipelines.formats.tfrecord import (
-    MAX_RECORD_BYTES,
-    TFRecordOptions,
-    TFRecordWriter,
-    frame,
-    masked_crc32c,
-)
+from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES, TFRecordOptions, TFRecordWriter, frame, masked_crc32c
 from tests.pipelines.formats.record_files import COMPRESS, crc32c, framed, masked, read_all
 
 # Compressible and not, and longer than the chunks that are read at once.
@@ -138,12 +132,7 @@ def test_a_bomb_is_read_in_pieces(tmp_path: Path) -> None:
     extra=st.integers(0, 1),
 )
 def test_records_between_header_and_footer(
-    tmp_path_factory: pytest.TempPathFactory,
-    num: int,
-    sizes: tuple[int, int, int],
-    chunk: int,
-    limit: int,
-    extra: int,
+    tmp_path_factory: pytest.TempPathFactory, num: int, sizes: tuple[int, int, int], chunk: int, limit: int, extra: int
 ) -> None:
     record, header, footer = sizes
     path = tmp_path_factory.mktemp("records") / "x"

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import raydist as rd
-from raydist.pipelines.elements.items import Item
-from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.sources import columnar_files
-from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
-from raydist.pipelines.sources.table_files import FileSplitsOp, SplitFilesOp
+from raydist.pipelines.sources.columnar_files import ParquetFormat
 from tests.contracts.op import check_op, collect, is_error, iterate, same
 
 
@@ -188,51 +183,31 @@ def test_a_damaged_row_group_is_one_error(tmp_path: Path) -> None:
     check_op(lambda: rd.Dataset.from_parquet(path, filters=[("x", ">", 3)]))
 
 
-@final
-@dataclass(frozen=True)
-class NumbersFormat(SplitFormat):
-    """The numbers from `first` to `end`; file "gone" cannot be opened."""
+def test_pieces_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar_files, "_SPLIT_BYTES", 1)
+    path, meeting, read_split = write(tmp_path / "x", table(0, 21)), threading.Barrier(3), ParquetFormat.read_split
 
-    name: ClassVar[str] = "numbers"
-    meeting: threading.Barrier | None = None
+    def meet(*arguments: Any) -> Any:
+        meeting.wait(20)
+        return read_split(*arguments)
 
-    @property
-    def label(self) -> str:
-        return ""
-
-    @property
-    def spec(self) -> Any:
-        return TensorSpec((), np.int64)
-
-    def read_split(self, split: FileSplit) -> list[Item]:
-        if self.meeting is not None:
-            self.meeting.wait(20)
-        if split.path == "gone":
-            raise FileNotFoundError(split.path)
-        return [block_of_rows(list(range(split.first, split.end)))]
-
-
-def numbers(*splits: tuple[str, int, int], meeting: threading.Barrier | None = None) -> rd.Dataset:
-    described = tuple(FileSplit(path, first, end, end - first) for path, first, end in splits)
-    return rd.Dataset(SplitFilesOp(FileSplitsOp(described), NumbersFormat(meeting), rd.UNKNOWN_CARDINALITY, "files"))
-
-
-def test_pieces_are_read_at_the_same_time() -> None:
-    dataset = numbers(("a", 0, 2), ("a", 2, 4), ("a", 4, 6), meeting=threading.Barrier(3))
+    monkeypatch.setattr(ParquetFormat, "read_split", meet)
     options = rd.Options(threading=rd.ThreadingOptions(private_threadpool_size=3))
-    assert [int(x) for x in dataset.with_options(options).as_numpy_iterator()] == list(range(6))
+    dataset = rd.Dataset.from_parquet(path, ["x"]).with_options(options)
+    assert [int(row["x"]) for row in dataset] == list(range(21))
 
 
-def test_one_piece_at_a_time_is_read_where_one_is_asked_for() -> None:
-    iterator = iterate(numbers(("a", 0, 1000), ("gone", 0, 1)))
-    assert [int(next(iterator)) for _ in range(1000)] == list(range(1000))
+def test_one_piece_at_a_time_is_read_where_one_is_asked_for(paths: list[str]) -> None:
+    iterator = iterate(rd.Dataset.from_parquet(paths))
+    Path(paths[2]).unlink()
+    assert [int(next(iterator)["x"]) for _ in range(ROWS)] == list(range(ROWS))
     assert len(json.dumps(iterator.state_dict())) < 500
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(rd.NotFoundError):
         next(iterator)
     collect(iterator)
-    other = iterate(numbers(("a", 0, 1)))
+    other = iterate(rd.Dataset.from_parquet(paths[:1]))
     other.load_state_dict(iterator.state_dict())
-    with pytest.raises(rd.FailedPreconditionError, match="behind piece 2 of the files, and they have 1 now"):
+    with pytest.raises(rd.FailedPreconditionError, match=r"behind piece \d of the files, and they have 1 now"):
         next(other)
     iterator.close()
 

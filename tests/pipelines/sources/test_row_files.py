@@ -48,10 +48,7 @@ def test_columns_types_defaults_and_names(tmp_path: Path) -> None:
     )
     check_op(
         make,
-        [
-            {"c": np.float32(0), "a": np.int16(1), "b": b"a"},
-            {"c": np.float32(2.5), "a": np.int16(-1), "b": b"none"},
-        ],
+        [{"c": np.float32(0), "a": np.int16(1), "b": b"a"}, {"c": np.float32(2.5), "a": np.int16(-1), "b": b"none"}],
     )
 
 
@@ -86,7 +83,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     names = ["a", "missing", "b", "empty", "only header", "a"]
     found = collect(rd.Dataset.from_csv([tmp_path / name for name in names]).as_numpy_iterator())
     assert [item[0] if is_error(item) else int(item["x"]) for item in found] == [
-        *(1, "NotFoundError", "SpecError", "SpecError", 1),
+        *(1, "NotFoundError", "SpecError", "SpecError", 1)
     ]
     assert found[2][1].endswith("must have the names ['x'], got ['y'].")
     assert found[3][1].endswith("must be there, but the file is empty.")
@@ -196,12 +193,7 @@ CONTENT = (
 
 def elements() -> list[dict[str, Any]]:
     return [
-        {
-            "id": np.int64(i),
-            "tags": np.array(tags, object),
-            "when": when,
-            "at": {"y": np.float64(y), "x": np.bool_(x)},
-        }
+        {"id": np.int64(i), "tags": np.array(tags, object), "when": when, "at": {"y": np.float64(y), "x": np.bool_(x)}}
         for i, tags, when, y, x in [(1, ["a"], "2020-01-01", 2.5, True), (2, ["b", "c"], "", -1.0, False)]
     ]
 

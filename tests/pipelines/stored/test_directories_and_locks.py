@@ -26,13 +26,7 @@ from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.formats.files import secrets_in, shown_uri
 from raydist.pipelines.run.plan import open_iterator
-from raydist.pipelines.stored.cached_epoch import (
-    CachedEpoch,
-    CachedEpochSettings,
-    FileLock,
-    Recorder,
-    Store,
-)
+from raydist.pipelines.stored.cached_epoch import CachedEpoch, CachedEpochSettings, FileLock, Recorder, Store
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.directory_files import DirectoryFiles, LocalFiles, RemoteFiles, directory_files
 from raydist.pipelines.stored.file_directory import locked_directory

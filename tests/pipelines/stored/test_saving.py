@@ -19,13 +19,7 @@ from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.stored import write
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.read import checked_manifest, state_at
-from raydist.pipelines.stored.write import (
-    BlockSchema,
-    NewDirectory,
-    read_manifest,
-    remove_remains,
-    save_blocks,
-)
+from raydist.pipelines.stored.write import BlockSchema, NewDirectory, read_manifest, remove_remains, save_blocks
 from tests.contracts.op import check_op, collect, same
 
 SOURCES: dict[str, rd.Dataset] = {
