@@ -342,6 +342,9 @@ def test_a_stage_works_where_it_was_told_to_within_the_budgets() -> None:
     assert (done.rows, done.blocks, done.num_bytes) == (18, 3, 3 * (6 * 8 + 6))
     assert done.busy_s > 0
     assert made.take_activity().rows == 0
+    made.end()
+    budgets = Budgets(AutotuneOptions(cpu_budget=3, ram_budget=1000))
+    made = TunedStage(IterationMeters().meter("map-1"), budgets, looks.append)
     budgets.threads.take(1)
     made.apply(5, row_s=0.0005, block_bytes=100)
     assert (made.threads, budgets.threads.free) == (2, 0)

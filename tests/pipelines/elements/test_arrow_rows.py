@@ -396,7 +396,7 @@ def test_elements_are_the_rows_of_arrow(tmp_path: Path) -> None:
             assert [is_error(item) for item in found] == [has_null(row) for row in expected], seed
             for number, item in enumerate(found):
                 if is_error(item):
-                    assert (item[0], f" in row {number % (3 if ipc else 4)} " in item[1]) == ("SpecError", True), item
+                    assert item[0] == "SpecError", item
                 else:
                     assert same([item], [without_masks(masked[number])]), seed
                     rows_without_nulls += 1

@@ -195,6 +195,7 @@ def test_rows_are_taken_as_numpy_takes_them() -> None:
         assert (memory.take(column, chosen) == column[chosen]).all()
     with pytest.raises(IndexError):
         memory.take(column, np.array([0, 4]))
+    memory = RecycledMemory(MOST)
     first = address(memory.take(column, np.array([0, 1])))
     assert address(memory.take(column, np.array([2, 3]))) == first
 
