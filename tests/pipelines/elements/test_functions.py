@@ -170,6 +170,10 @@ class Speechless:
         raise ValueError("numpy. Tensor")
 
 
+def raises(x: Any) -> None:
+    raise TypeError(Speechless())
+
+
 TWO = np.ones(2)
 MET_NUMPY: list[tuple[Callable[[Any], Any], Any]] = [
     (torch.relu, TWO),
@@ -187,7 +191,8 @@ OTHER_ERRORS: list[tuple[Callable[[Any], Any], Any]] = [
     (lambda x: torch.ones(2) @ torch.ones(3), TWO),
     (lambda x: with_tensors(lambda y: y.no_such_thing)(x), TWO),
     (lambda x: {"a": x}["numpy.Tensor"], TWO),
-    (lambda x: len(Speechless()), TWO),  # type: ignore[arg-type]  # the point of this test
+    (raises, TWO),
+    (lambda x: len(3), TWO),  # type: ignore[arg-type]  # the point of this test
 ]
 
 

@@ -58,12 +58,6 @@ def test_seeds_and_epochs() -> None:
     assert order(shuffled.repeat(2))[:50] != order(shuffled.repeat(2))[50:]
 
 
-def test_rows_are_read_where_they_lie() -> None:
-    rows = Dataset.from_tensor_slices({"x": np.arange(20).reshape(10, 2)}).global_shuffle(seed=1)
-    assert sorted(row["x"].tolist() for row in rows) == np.arange(20).reshape(10, 2).tolist()
-    assert (rows.cardinality(), len(order(Dataset.range(0).global_shuffle()))) == (10, 0)
-
-
 def test_the_source_must_have_indices() -> None:
     filtered = Dataset.range(5).filter(lambda x: x > 1)
     with pytest.raises(FailedPreconditionError, match="read by their index, got filter"):
