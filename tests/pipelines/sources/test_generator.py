@@ -45,18 +45,18 @@ def test_is_called_afresh_for_every_pass_and_must_not_become_shorter_to_be_resum
     sizes: list[int] = []
 
     def values() -> Iterator[int]:
-        sizes.append(9 - 2 * len(sizes))
+        sizes.append(13 - 3 * len(sizes))
         yield from range(sizes[-1])
 
     dataset = rd.Dataset.from_generator(values, output_signature=INT)
     assert sizes == []
-    assert [int(x) for x in dataset] == list(range(9))
-    assert [int(x) for x in dataset.repeat(2)] == [*range(7), *range(5)]
+    assert [int(x) for x in dataset] == list(range(13))
+    assert [int(x) for x in dataset.repeat(2)] == [*range(10), *range(7)]
     iterator = dataset.as_numpy_iterator()
-    collect(iterator, 2)
+    collect(iterator, 3)
     resumed = dataset.as_numpy_iterator()
     resumed.load_state_dict(iterator.state_dict())
-    with pytest.raises(rd.FailedPreconditionError, match="the same values again to resume after 2 of them, .* after 1"):
+    with pytest.raises(rd.FailedPreconditionError, match="the same values again to resume after 3 of them, .* after 1"):
         next(resumed)
 
 

@@ -207,7 +207,7 @@ def test_a_directory_that_cannot_be_locked_is_told(tmp_path: Path, monkeypatch: 
 
 
 def test_an_input_that_has_become_shorter(tmp_path: Path) -> None:
-    sizes = iter([5, 3])
+    sizes = iter([5, 2])
     numbers = Dataset.from_generator(lambda: range(next(sizes)), output_signature=TensorSpec((), "int64"))
     dataset = numbers.cache(str(tmp_path / "x"))
     first = iter(dataset)
