@@ -251,7 +251,7 @@ def test_files_that_ended_the_process(tmp_path: Path) -> None:
     assert caught.value.path == str(path)
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_changed_bytes_of_a_footer(tmp_path: Path, step: int) -> None:
     """Whatever is let through, Arrow survives: this process would end otherwise."""
     content = parquet(TABLE.select(["id", "list"]), write_page_checksum=True, store_schema=False)

@@ -106,6 +106,8 @@ def test_bad_arguments_of_from_csv(tmp_path: Path) -> None:
     for paths, kind, message in files:
         with pytest.raises(kind, match=message):
             rd.Dataset.from_csv(paths)
+    (tmp_path / "only header").write_bytes(b"x\n")
+    assert rd.Dataset.from_csv(tmp_path / "only header").element_spec == {"x": rd.TensorSpec((), str)}
     with pytest.raises(rd.DataLossError, match="written with compression_type='GZIP'"):
         rd.Dataset.from_csv(path, compression_type="GZIP")
     cases: list[tuple[dict[str, Any], str]] = [

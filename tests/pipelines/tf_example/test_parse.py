@@ -238,6 +238,10 @@ def test_values_differ_and_the_rest_agrees() -> None:
     assert layout.matches(matrix(record, alike, other_name)).tolist() == [True, True, False]
     wide, two = example(x=[300]), example(x=[3, 4])  # both two bytes of values
     assert layout_of(wide).matches(matrix(wide, two)).tolist() == [True, False]
+    negative = matrix(example(x=[-1]), example(x=[-2]), example(x=[-1])[:-1] + b"\x03")  # of more than 64 bits
+    layout = layout_of(example(x=[-1]))
+    assert layout.matches(negative).tolist() == [True, True, False]
+    assert layout.features["x"].decode([b""] * 2, negative[:2]).tolist() == [[-1], [-2]]
     floats = bytes.fromhex("0a13 0a11 0a0178 120c 120a 0d0000003f 0d0000803f")  # not packed
     numbers = bytes.fromhex("0a0d 0a0b 0a0178 1206 1a04 0805 0806")
     for plain, expected in ((floats, [0.5, 1.0]), (numbers, [5, 6])):
