@@ -84,7 +84,7 @@ def check_states(make: Callable[[], Dataset], data: st.DataObject) -> None:
         resumed.close()
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(way=st.sampled_from(sorted(WAYS)), data=st.data())
 def test_records_errors_order_and_states(way: str, data: st.DataObject, tmp_path: Path) -> None:
     sizes = data.draw(st.lists(st.integers(0, 25), min_size=1, max_size=5))
@@ -113,7 +113,7 @@ TABLES: dict[str, Callable[[Any], Dataset]] = {
 }
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(sorted(TABLES)), data=st.data())
 def test_rows_of_tables(kind: str, data: st.DataObject, tmp_path: Path) -> None:
     sizes = data.draw(st.lists(st.integers(2, 25), min_size=1, max_size=5))
