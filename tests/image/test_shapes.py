@@ -195,7 +195,8 @@ def test_channels_do_not_mix_and_batches_are_their_images() -> None:
     for channels, dtype in itertools.product((1, 2, 3, 4, 5), (np.uint8, np.float32)):
         image = picture(channels=channels).astype(dtype)
         resized = rd.image.resize(image, (9, 11))
-        assert (resized.shape, resized.dtype) == ((9, 11, channels), dtype)
+        assert resized.shape == (9, 11, channels)
+        assert resized.dtype == dtype
         for channel in range(channels):
             alone = rd.image.resize(image[..., channel : channel + 1], (9, 11))
             assert np.array_equal(resized[..., channel : channel + 1], alone), (channels, dtype)

@@ -33,7 +33,7 @@ from raydist.pipelines.elements.columns import (
     object_column,
 )
 from raydist.pipelines.elements.convert import numpy_rows, torch_rows
-from raydist.pipelines.elements.items import ElementError, count_items, join_items
+from raydist.pipelines.elements.items import ElementError, Item, count_items, join_items
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import block_of_rows, items_of_rows
 from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, as_dtype, most_specific_common
@@ -185,7 +185,7 @@ ERROR = ElementError(ValueError("bad"))
 
 def test_small_neighbours_of_one_kind_are_joined() -> None:
     large = block_of_rows([np.zeros(1 << 14)])
-    numbers = [block_of_rows([1, 2, 3]), ERROR, block_of_rows([4, 5]), block_of_rows([6])]
+    numbers: list[Item] = [block_of_rows([1, 2, 3]), ERROR, block_of_rows([4, 5]), block_of_rows([6])]
     parts = join_items([*numbers, block_of_rows(["text"]), block_of_rows(["text"]), large, large])
     assert [count_items([item]) for item in parts] == [3, 1, 3, 2, 1, 1]
     assert [part.rows() for part in parts[:4] if isinstance(part, Block)] == [[1, 2, 3], [4, 5, 6], ["text"] * 2]

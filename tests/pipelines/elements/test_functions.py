@@ -204,10 +204,11 @@ def test_errors_of_torch_that_met_numpy_name_the_way_out_and_others_do_not() -> 
             assert failed == [0]
             notes = getattr(result.error, "__notes__", ())
             assert any("rd.with_tensors" in note for note in notes) if noted else notes == (), (number, result.error)
-    for run in (
+    runs: list[Callable[[], Any]] = [
         lambda: next(iter(Dataset.range(2).scan(0, lambda total, x: (total, torch.relu(x))))),
         lambda: Dataset.range(2).reduce(0, lambda total, x: torch.relu(x)),
-    ):
+    ]
+    for run in runs:
         with pytest.raises(TypeError) as raised:
             run()
         assert any("rd.with_tensors" in note for note in raised.value.__notes__)

@@ -87,13 +87,13 @@ def test_records_that_do_not_fit() -> None:
                 ):
                     parse_example(example(x=values), {"x": feature})
     numbers: list[tuple[tuple[int, ...], list[int]]] = [((), []), ((), [1, 2]), ((2, 2), [1, 2, 3]), ((0,), [1])]
-    for shape, values in numbers:
+    for wanted, held in numbers:
         with pytest.raises(
             InvalidArgumentError,
-            match=rf"Feature 'x' must hold {np.prod(shape, dtype=int)} values \(shape .*\), "
-            rf"but record 0 holds {len(values)}\. Use VarLen",
+            match=rf"Feature 'x' must hold {np.prod(wanted, dtype=int)} values \(shape .*\), "
+            rf"but record 0 holds {len(held)}\. Use VarLen",
         ):
-            parse_example(example(x=values), {"x": FixedLenFeature(shape, "int64", default_value=0)})
+            parse_example(example(x=held), {"x": FixedLenFeature(wanted, "int64", default_value=0)})
     for record in (b"hello", b"\xff\xff", b"\x0b" * 10_000, example(x=[1])[:-1]):
         with pytest.raises(InvalidArgumentError, match=rf"a serialized tf.train.Example, but record 1 \({len(record)}"):
             parse_example([b"", record], {"x": FixedLenFeature((), "int64", 0)})
