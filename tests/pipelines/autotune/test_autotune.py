@@ -235,6 +235,11 @@ def slow(x: int) -> int:
     return x + 1
 
 
+def slower(x: int) -> int:
+    time.sleep(0.004)
+    return x + 1
+
+
 def until_threads(iterator: Iterator[int], most: int = 2000) -> list[int]:
     """Elements up to the first that is made on a thread."""
     elements: list[int] = []
@@ -260,7 +265,7 @@ def test_a_stage_that_waits_moves_to_threads_and_gives_the_same_elements() -> No
 
 def test_a_state_fits_and_the_next_iteration_begins_with_what_was_learned() -> None:
     tuners: list[Tuner] = []
-    dataset = Dataset.range(5000).map(slow).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
+    dataset = Dataset.range(5000).map(slower).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
     first = tuned(dataset, tuners)
     seen = until_threads(first)
     state = first.state_dict()

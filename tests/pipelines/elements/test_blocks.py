@@ -66,6 +66,8 @@ LEAVES: list[tuple[Any, str, tuple[int, ...]]] = [
     ([(np.float64(1), 2), (3, 4)], "float64", (2, 2)),
     ([("a", "b"), ("c", "d")], "object", (2, 2)),
     ([[b"a"], [b"b"]], "object", (2, 1)),
+    (np.array([b"a", b"bc"], object), "object", (2,)),
+    (np.array(["a", "bc"], object), "object", (2,)),
 ]
 
 

@@ -153,7 +153,7 @@ def test_bytes_by_hand_are_read() -> None:
 
 FEATURES: dict[str, Feature] = {
     "id": FixedLenFeature((), "int64"),
-    "pair": FixedLenFeature((2,), "float32"),
+    "floats": FixedLenFeature((2,), "float32"),
     "name": FixedLenFeature((), bytes),
     "ids": VarLenFeature("int64"),
 }
@@ -180,7 +180,7 @@ def one_by_one(records: Sequence[bytes]) -> list[Any]:
     )
 )
 def test_many_records_give_what_each_gives_alone(rows: list[tuple[int, bytes, list[int]]]) -> None:
-    records = [example(id=[i], pair=[float(len(n)), 0.5], name=[n], ids=ids or None) for i, n, ids in rows]
+    records = [example(id=[i], floats=[float(len(n)), 0.5], name=[n], ids=ids or None) for i, n, ids in rows]
     parsed = parse_example(records, FEATURES)
     batch = [{name: np.asarray(parsed[name][i]).tolist() for name in FEATURES} for i in range(len(records))]
     assert batch == one_by_one(records)
@@ -203,7 +203,7 @@ def test_records_alike_are_filled_at_once_and_others_left() -> None:
 
 def test_mutated_records_are_never_taken_for_others() -> None:
     draw = random.Random(5)
-    intact = example(id=[70_000], pair=[0.5, 1.5], name=[b"ab"], ids=[1, 300])
+    intact = example(id=[70_000], floats=[0.5, 1.5], name=[b"ab"], ids=[1, 300])
     mutants = []
     for _ in range(600):
         content = bytearray(intact)
