@@ -126,10 +126,13 @@ def test_one_question_a_group() -> None:
     assert [(poll.start, poll.done) for poll in link.asked] == [(0, 0), (8, 0), (16, 8), (24, 16)]
 
 
-def test_the_wait_for_an_element_has_a_limit() -> None:
-    link = ScriptedLink(3, capacity=0, input_s=0.05)
+def test_the_wait_for_an_element_has_a_limit_and_goes_on_after_an_answer_without_any() -> None:
     with pytest.raises(DeadlineExceededError, match=r"Timeouts\.input_s"):
-        make_reader(link).next_place()
+        make_reader(ScriptedLink(3, capacity=0, input_s=0.05)).next_place()
+    link: Any = ScriptedLink(3)
+    answers = iter([(), (), link.entries[:1]])
+    link.receive = lambda poll: tuple(next(answers))
+    assert make_reader(link).next_place().number == 0
 
 
 # --- prefetch of pieces -----------------------------------------------------------------------------------------------

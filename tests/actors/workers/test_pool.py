@@ -215,6 +215,7 @@ def test_a_stuck_function_reaches_the_limit() -> None:
         message = r"test.*worker-0.*Timeouts\.element_s.*map-1 \(test_pool\.py:.*stuck at element 0.*was killed"
         with pytest.raises(DeadlineExceededError, match=message):
             next(iterator)
+        assert len(pool.worker_names) == 0, "the next block starts another one"
 
 
 def test_closing_gives_up_what_is_waited_for(tmp_path: Path) -> None:
