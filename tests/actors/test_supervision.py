@@ -20,6 +20,7 @@ from raydist.actors.supervision import (
     RemoteFailure,
     done_before_failure,
     kill_actors,
+    missing,
     root_cause,
     spoken_title,
     wait_for,
@@ -38,6 +39,7 @@ def test_the_root_cause_explains_the_others() -> None:
     assert root_cause([given_up, mismatch, broken]) is mismatch
     assert root_cause([broken, late, given_up]) is late
     assert root_cause([given_up, broken]) is broken
+    assert not hasattr(missing(dead, ["replica 0"]), "__notes__"), "it names who is gone"
 
 
 class Worker:

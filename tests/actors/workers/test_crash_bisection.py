@@ -89,8 +89,8 @@ def test_an_element_that_kills_workers_is_an_error_in_its_place_and_kills_from_o
 
 def test_many_condemned_elements_in_a_row_are_not_the_elements_fault() -> None:
     streak = Streak()
-    isolate(SPEC, BLOCK, (100,), workers(deadly=[4, 5]), streak)
-    assert streak.length == 2
+    assert len(isolate(SPEC, BLOCK, (100,), workers(deadly=[0, 2, 4, 5]), streak).items) == 6
+    assert streak.length == 2, "the element before them did not fail"
     with pytest.raises(UnavailableError, match=r"on element 100 .*So did the 2 elements before it"):
         isolate(SPEC, BLOCK, (100,), workers(deadly=[0]), streak)
     streak.end()

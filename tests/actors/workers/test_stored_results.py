@@ -83,8 +83,9 @@ def test_large_columns_are_stored_and_the_others_come_with_the_answer(store: dic
                 assert type(value) is type(values[number])
 
 
-def test_small_results_are_not_stored() -> None:
-    for rows in ([np.zeros(100)] * 3, list(range(100_000)), [b"x" * 100] * 1_000):
+def test_small_results_and_arrays_of_text_are_not_stored() -> None:
+    arrays: list[Any] = [np.array(["x"] * 2_000, object)] * 40
+    for rows in ([np.zeros(100)] * 3, list(range(100_000)), [b"x" * 100] * 1_000, arrays):
         result = result_of(items_of_rows(rows))
         assert store_result(result) == (result, None)
 
