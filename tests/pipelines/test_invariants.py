@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from raydist.dataset import Dataset
 from raydist.pipelines.engine import shuffle_buffer
 from raydist.pipelines.engine.threads import ThreadExecutor
+from tests.chaos.extent import how_many
 from tests.contracts.op import MakeExecutor, collect, is_error, iterate, same
 from tests.pipelines import random_pipelines
 from tests.pipelines.random_pipelines import Pipeline, pipelines
 from tests.pipelines.storing_executor import StoringExecutor
 
 LIMIT = 60
-CASES = settings(max_examples=300)
+CASES = settings(max_examples=how_many(some=200, many=2000))
 MOST_STATE_BYTES = 10_000
 num_threads = st.integers(1, 4)
 
@@ -71,7 +72,7 @@ def test_shards_hold_every_element_once(pipeline: Pipeline, num_shards: int, cou
         assert len(whole) == LIMIT or len(part) == len(mine)
 
 
-@settings(max_examples=450)
+@settings(max_examples=how_many(some=250, many=2000))
 @given(pipeline=pipelines(), saved_on=ways, loaded_on=ways, data=st.data())
 def test_an_iterator_resumes_after_any_element(
     pipeline: Pipeline, saved_on: MakeExecutor, loaded_on: MakeExecutor, data: st.DataObject
@@ -89,7 +90,7 @@ def test_an_iterator_resumes_after_any_element(
     second.close()
 
 
-@settings(max_examples=200)
+@settings(max_examples=how_many(some=100, many=1000))
 @given(pipeline=pipelines(), data=st.data())
 def test_breaks_upon_breaks_change_nothing(pipeline: Pipeline, data: st.DataObject) -> None:
     """A job that is stopped again and again saves, loads, and reads a little."""

@@ -21,6 +21,7 @@ from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
+from raydist.pipelines.engine.read_ahead import ReadAhead, SteadyPrefetch
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from tests.contracts.op import MakeExecutor, iterate
@@ -57,9 +58,13 @@ class Source(OpIterator):
         self.closed.set()
 
 
-def reading(source: Source, size: int, ram: Budget | None = None) -> PrefetchThread:
+def thread(source: OpIterator, size: int = 8, ram: Budget | None = None) -> PrefetchThread:
     meter = IterationMeters().meter("prefetch")
-    ahead = PrefetchThread(source, BufferSize(size, tuned=False), ram or Budget(), meter, name="prefetch-1")
+    return PrefetchThread(source, BufferSize(size, tuned=False), ram or Budget(), meter, name="prefetch-1")
+
+
+def reading(source: Source, size: int, ram: Budget | None = None) -> PrefetchThread:
+    ahead = thread(source, size, ram)
     ahead.start()
     return ahead
 
@@ -96,6 +101,15 @@ def test_a_pause_leaves_the_source_open_where_it_is() -> None:
     assert ahead.was_paused
     assert (source.made, source.closed.is_set()) == (rows, False)
     ahead.stop()
+
+
+def test_one_that_was_not_asked_yet_begins_to_work() -> None:
+    iterator = ReadAhead(Source(50), SteadyPrefetch(thread))
+    deadline = time.monotonic() + 10
+    while not iterator.has_ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    iterator.close()
 
 
 def test_an_error_of_the_machinery_stands_behind_what_was_made() -> None:

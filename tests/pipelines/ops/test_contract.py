@@ -112,6 +112,7 @@ SIZES: list[tuple[Callable[[Dataset], Dataset], tuple[int | str, int | str, int 
     (lambda ds: ds.rejection_resample(keep, [1.0]), ("unknown", "unknown", "unknown")),
     (lambda ds: Dataset.zip(ds, Dataset.range(3)), (3, 3, "unknown")),
     (lambda ds: Dataset.zip(ds, ENDLESS), (5, "infinite", "unknown")),
+    (lambda ds: Dataset.zip(ds, Dataset.range(0)), (0, 0, 0)),
     (lambda ds: ds.concatenate(FIVE), (10, "infinite", "unknown")),
     (lambda ds: ds.concatenate(ENDLESS), ("infinite", "infinite", "infinite")),
     (lambda ds: Dataset.sample_from_datasets([ds, FIVE]), ("unknown", "infinite", "unknown")),

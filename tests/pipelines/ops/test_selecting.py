@@ -48,6 +48,10 @@ def test_other_elements_are_errors_in_their_places() -> None:
     mixed = A.concatenate(Dataset.from_tensor_slices(["a", "b"])).concatenate(B)
     assert outline(mixed) == [0, 1, 2, "SpecError", "SpecError", 10, 11, 12]
     assert "int64, and now * of str" in collect(iterate(mixed))[3][1]
+    first, resumed = iterate(mixed), iterate(mixed)
+    collect(first, 4)
+    resumed.load_state_dict(first.state_dict())
+    assert same(collect(resumed), collect(first)), "the kind of the first element is part of the state"
     with pytest.raises(SpecError, match="one structure and dtype"):
         _ = mixed.element_spec
     rows = Dataset.from_tensor_slices([[1, 2], [3, 4]]).concatenate(Dataset.from_tensor_slices([[1, 2, 3]]))
