@@ -216,17 +216,8 @@ class RestlessExecutor(Executor):
         self.parts.append(stage)
         return stage
 
-    def for_prefetch(
-        self,
-        meter: Meter,
-        meters: IterationMeters,
-        budgets: Budgets,
-        *,
-        threads: int = 1,
-        requested: bool = False,
-        inside: Meter | None = None,
-    ) -> TunedPrefetch:
-        prefetch = TunedPrefetch(meter, budgets, self._look, threads=threads, requested=requested, inside=inside)
+    def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets, **settings: Any) -> TunedPrefetch:
+        prefetch = TunedPrefetch(meter, budgets, self._look, **settings)
         self.parts.append(prefetch)
         return prefetch
 

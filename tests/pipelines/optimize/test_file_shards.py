@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -104,8 +105,6 @@ def test_what_stands_at_two_places_keeps_one_order(folder: Path) -> None:
 
 
 def test_an_array_file_is_one_file(tmp_path: Path) -> None:
-    import numpy as np
-
     np.save(tmp_path / "a.npy", np.arange(3))
     dataset = Dataset.from_numpy(str(tmp_path / "a.npy"))
     assert obstacle_to_files(dataset._op) is None
