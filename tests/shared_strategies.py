@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,6 +21,10 @@ S = TypeVar("S", bound=rd.Strategy)
 
 # Of a replica or server that several tests share: on the node that stays, and little of it.
 _SHARE = {"CPU": 0.01, "session": 0.01}
+_FEW: Any = {
+    "resources_per_replica": _SHARE,
+    "timeouts": rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30),
+}
 # Replicas and workers that are kept, because each that starts anew takes seconds: of half a GB each, once tests have
 # had them load what some of them use.
 _MOST_KEPT = 9
@@ -33,23 +38,26 @@ class KeptStrategies:
         self._actors, self._threads = actors, threads
         self._made: dict[tuple[type[rd.Strategy], int], rd.Strategy] = {}
 
-    def get(self, start: Callable[[int], S], cls: type[S], size: int, thread: Callable[[S], threading.Thread]) -> S:
-        """The strategy of this class and size; `thread` names the one of its threads that lives as long as it."""
+    def get(self, cls: type[S], start: Callable[[int], S], size: int) -> S:
+        """The strategy of this class and size."""
         made = self._made.pop((cls, size), None)
         while made is None and self._made and sum(number for _, number in self._made) + size > _MOST_KEPT:
             self._made.pop(next(iter(self._made))).close()
-        strategy = self._begin(start(size), thread) if made is None else made
+        strategy = keep(start(size), self._actors, self._threads, self._stack) if made is None else made
         self._made[cls, size] = strategy
         assert isinstance(strategy, cls)
         return strategy
 
-    def _begin(self, strategy: S, thread: Callable[[S], threading.Thread]) -> S:
-        self._stack.callback(strategy.close)
-        before = live_actors()
-        use_once(strategy)
-        self._actors.update(live_actors() - before)
-        self._threads.add(thread(strategy))
-        return strategy
+
+def keep(strategy: S, actors: set[str], threads: set[threading.Thread], stack: ExitStack) -> S:
+    """Have everything started that a strategy needs, as what several tests share; closed by `stack`."""
+    stack.callback(strategy.close)
+    before = live_actors()
+    use_once(strategy)
+    actors.update(live_actors() - before)
+    kept = coordinating_thread if isinstance(strategy, rd.ParameterServerStrategy) else dispatching_thread
+    threads.add(kept(strategy))
+    return strategy
 
 
 @pytest.fixture(scope="session")
@@ -62,39 +70,26 @@ def kept(ray_cluster: None, shared_actors: set[str], shared_threads: set[threadi
 @pytest.fixture(scope="session")
 def mirrored(kept: KeptStrategies) -> Callable[[int], rd.MirroredStrategy]:
     """`mirrored(n)`: a MirroredStrategy of n CPU replicas, kept for the next tests."""
-    return lambda size: kept.get(_few(rd.MirroredStrategy), rd.MirroredStrategy, size, dispatching_thread)
+    return partial(kept.get, rd.MirroredStrategy, partial(rd.MirroredStrategy, **_FEW))
 
 
 @pytest.fixture(scope="session")
 def central(kept: KeptStrategies) -> Callable[[int], rd.CentralStorageStrategy]:
     """`central(n)`: a CentralStorageStrategy of n CPU replicas, kept for the next tests."""
-    return lambda size: kept.get(_few(rd.CentralStorageStrategy), rd.CentralStorageStrategy, size, dispatching_thread)
+    return partial(kept.get, rd.CentralStorageStrategy, partial(rd.CentralStorageStrategy, **_FEW))
+
+
+@pytest.fixture(scope="session")
+def workers(kept: KeptStrategies) -> Callable[[int], rd.MultiWorkerMirroredStrategy]:
+    """`workers(n)`: n workers of one CPU replica, which share the only node; tests/several_nodes.py has more."""
+    start = partial(rd.MultiWorkerMirroredStrategy, devices_per_worker=1, **_FEW)
+    return partial(kept.get, rd.MultiWorkerMirroredStrategy, start)
 
 
 @pytest.fixture(scope="session")
 def served(kept: KeptStrategies) -> Callable[[int], rd.ParameterServerStrategy]:
     """`served(n)`: a ParameterServerStrategy of n workers and a server, kept for the next tests."""
-    return lambda size: kept.get(few_workers, rd.ParameterServerStrategy, size, coordinating_thread)
-
-
-def _few(cls: Callable[..., S]) -> Callable[[int], S]:
-    limits = rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30)
-    return lambda size: cls(size, resources_per_replica=_SHARE, timeouts=limits)
-
-
-@pytest.fixture(scope="session")
-def two_workers(
-    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
-) -> Iterator[rd.MultiWorkerMirroredStrategy]:
-    """Two workers of one CPU replica, which share the only node; tests/several_nodes.py has nodes for them."""
-    limits = rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30)
-    strategy = rd.MultiWorkerMirroredStrategy(2, 1, resources_per_replica=_SHARE, timeouts=limits)
-    with strategy:
-        before = live_actors()
-        use_once(strategy)
-        shared_actors.update(live_actors() - before)
-        shared_threads.add(dispatching_thread(strategy))
-        yield strategy
+    return partial(kept.get, rd.ParameterServerStrategy, few_workers)
 
 
 def few_workers(num_workers: int, num_ps: int = 1) -> rd.ParameterServerStrategy:
@@ -108,8 +103,9 @@ def few_workers(num_workers: int, num_ps: int = 1) -> rd.ParameterServerStrategy
     )
 
 
-def coordinating_thread(strategy: rd.ParameterServerStrategy) -> threading.Thread:
+def coordinating_thread(strategy: rd.Strategy) -> threading.Thread:
     """The thread that gives closures to workers."""
+    assert isinstance(strategy, rd.ParameterServerStrategy)
     assert strategy._cluster.launched is not None
     thread = strategy._cluster.launched.coordinator._thread
     assert thread is not None
@@ -131,12 +127,8 @@ def tpu(tpu_slices: None, shared_actors: set[str], shared_threads: set[threading
     """A strategy on the four chips of the v4 slice."""
     limits = rd.Timeouts(start_s=TPU_LIMIT_S / 2, collective_s=TPU_LIMIT_S / 9, step_s=TPU_LIMIT_S / 4, input_s=30)
     strategy = rd.TPUStrategy(accelerator_version="v4", timeouts=limits)
-    with strategy:
-        before = live_actors()
-        use_once(strategy)
-        shared_actors.update(live_actors() - before)
-        shared_threads.add(dispatching_thread(strategy))
-        yield strategy
+    with ExitStack() as stack:
+        yield keep(strategy, shared_actors, shared_threads, stack)
 
 
 @pytest.fixture(scope="module")

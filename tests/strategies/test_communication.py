@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -43,58 +44,40 @@ def seen_on_replicas(options: rd.CommunicationOptions) -> tuple[Seen, ...]:
 
 @pytest.mark.ray
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("options", "has_gloo", "num_buckets", "gradient"),
-    [
-        (rd.CommunicationOptions(), False, 1, torch.tensor(1 / 9).item()),
-        (rd.CommunicationOptions(implementation="gloo", bytes_per_pack=500), True, 2, torch.tensor(1 / 9).item()),
-        (rd.CommunicationOptions(compression="fp16"), False, 1, torch.tensor(1 / 9).half().item()),
-        (rd.CommunicationOptions(compression="bf16"), False, 1, torch.tensor(1 / 9).bfloat16().item()),
-    ],
-    ids=["defaults", "gloo-in-small-packs", "fp16", "bf16"],
-)
-def test_replicas_do_as_they_are_asked(
-    ray_cluster: None, options: rd.CommunicationOptions, has_gloo: bool, num_buckets: int, gradient: float
-) -> None:
-    for seen in seen_on_replicas(options):
-        assert seen == (has_gloo, num_buckets, {gradient})
+def test_replicas_do_as_they_are_asked(ray_cluster: None) -> None:
+    ninth = torch.tensor(1 / 9)
+    for options, expected in (
+        (rd.CommunicationOptions(implementation="gloo", bytes_per_pack=500), (True, 2, {ninth.item()})),
+        (rd.CommunicationOptions(compression="fp16"), (False, 1, {ninth.half().item()})),
+    ):
+        assert seen_on_replicas(options) == (expected, expected), options
 
 
 DEVICES = [Device("CPU", index) for index in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("ops", "implementation"),
-    [
+def test_operations_become_options() -> None:
+    operations: tuple[tuple[rd.CrossDeviceOps, Any], ...] = (
         (rd.NcclAllReduce(), "nccl"),
         (rd.HierarchicalCopyAllReduce(2), "hierarchical"),
         (rd.ReductionToOneDevice(), "auto"),
-    ],
-)
-def test_they_become_options(ops: rd.CrossDeviceOps, implementation: str) -> None:
-    merged = options_of(ops, rd.CommunicationOptions(bytes_per_pack=7, timeout_seconds=3.0))
-    assert merged == rd.CommunicationOptions(7, 3.0, implementation)  # type: ignore[arg-type]  # one of its literals
-    assert options_of(ops, None) == ops.communication_options
-
-
-def test_two_implementations_contradict() -> None:
+    )
+    for ops, implementation in operations:
+        merged = options_of(ops, rd.CommunicationOptions(bytes_per_pack=7, timeout_seconds=3.0))
+        assert merged == rd.CommunicationOptions(7, 3.0, implementation)
+        assert options_of(ops, None) == ops.communication_options
     with pytest.raises(rd.InvalidArgumentError, match="'hierarchical'.* and 'gloo'"):
         rd.MirroredStrategy(
             "cpu", rd.HierarchicalCopyAllReduce(), communication_options=rd.CommunicationOptions(implementation="gloo")
         )
-
-
-@pytest.mark.parametrize("wrong", [object(), "nccl", rd.NcclAllReduce])
-def test_something_else_is_refused(wrong: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"rd.NcclAllReduce\(\)"):
-        rd.MirroredStrategy("cpu", wrong)
-
-
-@pytest.mark.parametrize("packs", [-1, 1.5, True])
-def test_packs_are_counted(packs: Any) -> None:
-    for kind in (rd.NcclAllReduce, rd.HierarchicalCopyAllReduce):
+    others: tuple[Any, ...] = (object(), "nccl", rd.NcclAllReduce)
+    for wrong in others:
+        with pytest.raises(rd.InvalidArgumentError, match=r"rd.NcclAllReduce\(\)"):
+            rd.MirroredStrategy("cpu", wrong)
+    packs: tuple[Any, ...] = (-1, 1.5, True)
+    for number, kind in itertools.product(packs, (rd.NcclAllReduce, rd.HierarchicalCopyAllReduce)):
         with pytest.raises(rd.InvalidArgumentError, match="num_packs must be a number of packs >= 0"):
-            kind(packs)
+            kind(number)
 
 
 @pytest.mark.ray

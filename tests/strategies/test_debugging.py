@@ -14,7 +14,7 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 NOTEBOOK = '''
-import json, logging, os, socket, threading, time
+import json, logging, os, socket, sys, threading, time
 import ray, torch
 from ray._private import ray_constants
 from ray.experimental import internal_kv
@@ -69,15 +69,14 @@ logging.basicConfig(level=logging.INFO)
 ray.init("local", num_cpus=2, include_dashboard=False)
 space, seen, told = {"rd": rd, "torch": torch, "logging": logging}, [], {}
 told["first"], told["again"] = run(CELL), run(CELL)
-kept = space["strategy"]
-told["held"] = run(CELL)
-rd.close_all()
-told["closed"] = run(CELL)
 told["breakpoint"] = run("strategy.local_results(strategy.run(lambda: breakpoint()))")
-rd.close_all()
-os.environ["RAY_DEBUG"] = "legacy"
-threading.Thread(target=debug, daemon=True).start()
-told["debugger"] = run("""
+if sys.argv[1] == "all":
+    kept = space["strategy"]
+    told["held"] = run(CELL)
+    rd.close_all()
+    os.environ["RAY_DEBUG"] = "legacy"
+    threading.Thread(target=debug, daemon=True).start()
+    told["debugger"] = run("""
 strategy = rd.MirroredStrategy(1)
 def step():
     secret = 21
@@ -85,7 +84,7 @@ def step():
     return secret
 print(strategy.run(step))
 """)
-told["seen"] = "".join(seen)
+    told["seen"] = "".join(seen)
 time.sleep(1)  # Ray brings what was printed
 rd.close_all()
 print("TOLD", json.dumps(told))
@@ -100,6 +99,8 @@ def step(x):
     return secret
 
 print(rd.OneDeviceStrategy("cpu").run(step, args=(21,)))
+print(rd.OneDeviceStrategy("cpu").run(step, args=(1,)))
+print("went on")
 """
 
 
@@ -109,62 +110,44 @@ def environment() -> dict[str, str]:
     return {**kept, "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
 
 
-def output_of(program: str, typed: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=typed, env=environment(), capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def run(program: str, *args: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *args]
+    return subprocess.run(command, input=typed, env=environment(), capture_output=True, text=True, timeout=280)
 
 
-@pytest.fixture(scope="module")
-def notebook() -> tuple[str, dict[str, Any]]:
-    output = output_of(NOTEBOOK)
+def notebook(what: str) -> tuple[str, dict[str, Any]]:
+    done = run(NOTEBOOK, what)
+    output = done.stdout + done.stderr
     found = re.search(r"^TOLD (.*)$", output, flags=re.MULTILINE)
+    assert done.returncode == 0, output
     assert found is not None, output
     return output, json.loads(found[1])
 
 
-def test_a_cell_that_makes_a_strategy_can_be_run_again(notebook: tuple[str, dict[str, Any]]) -> None:
-    told = notebook[1]
-    assert [told[name][0] for name in ("first", "again", "closed")] == ["", "", ""]
-
-
-def test_a_strategy_that_is_in_the_way_is_named_soon(notebook: tuple[str, dict[str, Any]]) -> None:
-    said, seconds = notebook[1]["held"]
-    assert re.search(r"DeadlineExceededError: .*MirroredStrategy made at <cell>:2, [\d:]+, holds 2 x .*close_all", said)
-    assert seconds < 60  # of 100
-
-
-def test_what_replicas_print_and_log_has_their_rank(notebook: tuple[str, dict[str, Any]]) -> None:
-    output = notebook[0]
+def test_cells_can_be_run_again_and_what_replicas_print_and_log_has_their_rank() -> None:
+    output, told = notebook("first")
+    assert [told[name][0] for name in ("first", "again")] == ["", ""]
     for rank in (0, 1):
         assert re.search(rf"\(replica {rank} of MirroredStrategy-\w+ pid=\d+\) printed by {rank}", output), output
         assert re.search(rf"\(replica {rank} of .*\) \[replica {rank}\] INFO:mine:logged", output), output
     assert "not logged" not in output
+    said, _ = told["breakpoint"]
+    assert re.search("FailedPreconditionError: .*OneDeviceStrategy.*RAY_DEBUG=legacy .*`ray debug`", said)
 
 
-def test_a_breakpoint_on_replicas_says_what_works(notebook: tuple[str, dict[str, Any]]) -> None:
-    assert re.search(
-        "FailedPreconditionError: .*OneDeviceStrategy.*RAY_DEBUG=legacy .*`ray debug`", notebook[1]["breakpoint"][0]
-    )
-
-
-def test_the_debugger_of_ray_stops_in_the_step(notebook: tuple[str, dict[str, Any]]) -> None:
-    output, told = notebook
+@pytest.mark.long
+def test_a_strategy_that_is_in_the_way_is_named_soon_and_the_debugger_of_ray_stops_in_the_step() -> None:
+    output, told = notebook("all")
+    said, seconds = told["held"]
+    assert re.search(r"DeadlineExceededError: .*MirroredStrategy made at <cell>:2, [\d:]+, holds 2 x .*close_all", said)
+    assert seconds < 60  # of 100
     assert told["debugger"][0] == "", output
     assert "42" in told["seen"]
 
 
-def test_a_breakpoint_on_one_device_is_pdb() -> None:
-    assert re.search(r"step\(\).*\(Pdb\) 42.*\(Pdb\) 42", output_of(ONE_DEVICE, "p secret\nc\n"), flags=re.DOTALL)
-
-
-def test_leaving_pdb_on_one_device_ends_the_step() -> None:
-    program = ONE_DEVICE + "\nprint('went on')"
-    done = subprocess.run(
-        [sys.executable, "-c", program], input="q\n", env=environment(), capture_output=True, text=True, timeout=100
-    )
+def test_a_breakpoint_on_one_device_is_pdb_and_leaving_it_ends_the_step() -> None:
+    done = run(ONE_DEVICE, typed="p secret\nc\nq\n")
+    assert re.search(r"step\(\).*\(Pdb\) 42.*\(Pdb\) 42", done.stdout, flags=re.DOTALL)
     assert done.returncode == 1
     assert "bdb.BdbQuit" in done.stderr
     assert "went on" not in done.stdout

@@ -25,7 +25,7 @@ from tests.shared_files import left_behind, shared_files
 from tests.watched_program import TOO_LONG, WatchedProgram
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
-
+LONG = pytest.mark.long
 
 TwoReplicas = rd.MirroredStrategy | rd.CentralStorageStrategy
 
@@ -50,7 +50,9 @@ def train(strategy: TwoReplicas, step: Callable[..., Any], x: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "victim"), [(rd.MirroredStrategy, 1), (rd.CentralStorageStrategy, 0)], indirect=["strategy"]
+    ("strategy", "victim"),
+    [(rd.MirroredStrategy, 1), pytest.param(rd.CentralStorageStrategy, 0, marks=LONG)],
+    indirect=["strategy"],
 )
 def test_a_killed_replica_is_named(strategy: TwoReplicas, victim: int, caplog: pytest.LogCaptureFixture) -> None:
     with strategy.scope():
@@ -97,7 +99,9 @@ def test_a_stopped_replica_is_an_error_after_the_limit(strategy: TwoReplicas) ->
 
 
 @pytest.mark.parametrize(
-    ("strategy", "busy"), [(rd.MirroredStrategy, True), (rd.CentralStorageStrategy, False)], indirect=["strategy"]
+    ("strategy", "busy"),
+    [(rd.MirroredStrategy, True), pytest.param(rd.CentralStorageStrategy, False, marks=LONG)],
+    indirect=["strategy"],
 )
 def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: TwoReplicas, busy: bool) -> None:
     def step() -> None:
@@ -124,7 +128,8 @@ def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: TwoRep
     assert type(model) is nn.Linear
 
 
-def test_a_forked_child_is_told_at_once_and_harms_nobody(strategy: TwoReplicas) -> None:
+def test_a_forked_child_is_told_at_once_and_harms_nobody(two: rd.MirroredStrategy) -> None:
+    strategy = two
     with strategy.scope():
         model = nn.Linear(1, 1)
     dataset = strategy.distribute_dataset(rd.Dataset.range(12).batch(2))
@@ -173,7 +178,7 @@ def test_a_forked_child_is_told_at_once_and_harms_nobody(strategy: TwoReplicas) 
     threads.close()
 
 
-def test_a_child_that_a_step_leaves_behind_ends(strategy: TwoReplicas, tmp_path: Path) -> None:
+def test_a_child_that_a_step_leaves_behind_ends(two: rd.MirroredStrategy, tmp_path: Path) -> None:
     def step() -> int:
         raises = rd.get_replica_context().replica_id_in_sync_group == 1
         pid = os.fork()
@@ -183,14 +188,14 @@ def test_a_child_that_a_step_leaves_behind_ends(strategy: TwoReplicas, tmp_path:
                 raise KeyError("in the child")
         return pid
 
-    children = strategy.run(step).values
+    children = two.run(step).values
     assert all(children)
     end = time.monotonic() + 20
     while any(is_running(child) for child in children) and time.monotonic() < end:
         time.sleep(0.1)
     assert [child for child in children if is_running(child)] == []
     assert {path.name for path in tmp_path.iterdir()} == set(map(str, children))
-    assert strategy.run(lambda: 1).values == (1, 1)
+    assert two.run(lambda: 1).values == (1, 1)
 
 
 def is_running(pid: int) -> bool:
@@ -241,7 +246,7 @@ for again in (False, True):
 """
 
 
-@pytest.mark.long
+@LONG
 def test_what_outlives_its_ray_says_so_and_closes() -> None:
     with ray_home() as home:
         printed = home.run(SHUTDOWN)
@@ -309,10 +314,7 @@ def left_over(session: str, replicas: set[int]) -> list[str]:
     return found
 
 
-LONG = pytest.mark.long  # each starts a Ray of its own
-
-
-# That nothing is left of a program that ends by itself shows tests/test_ways_in.py, too.
+# Each starts a Ray of its own. That nothing is left of a program that ends by itself shows tests/test_ways_in.py, too.
 @pytest.mark.parametrize(
     "ending", ["interrupt", *(pytest.param(ending, marks=LONG) for ending in ("close", "exception", "kill"))]
 )

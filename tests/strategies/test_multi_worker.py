@@ -27,32 +27,30 @@ from tests.strategies import test_nonfinite as nonfinite
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 
-# All of them run on workers that share a node (test_contract.py); these come out otherwise where memory is not shared.
+# These come out otherwise where memory is not shared; replicas of one node keep all of the contract (test_contract.py).
 ACROSS_NODES = (check_values, check_batches, check_collectives, check_errors, check_training)
-EACH = [pytest.param(check, marks=() if check in ACROSS_NODES else pytest.mark.long) for check in CHECKS]
-
-
-@pytest.mark.parametrize("check", EACH, ids=lambda check: str(check.__name__))
-def test_contract_on_two_nodes(check: Callable[[rd.Strategy], None], nodes: Nodes) -> None:
-    nodes.check(check, workers=2, devices=2)
-
-
-@pytest.mark.timeout(240)
-def test_gradients_on_two_nodes_of_two_replicas_are_those_of_one_device(nodes: Nodes) -> None:
-    nodes.check(check_exchanges, 8, workers=2, devices=2)
-
-
-KINDS: tuple[tuple[Callable[..., None], tuple[bool, ...]], ...] = (
-    (kinds.test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver, (True,)),
-    (kinds.test_a_scaler_skips_the_same_steps_everywhere_and_the_driver_has_its_state, ()),
-    (kinds.test_dropout_masks_differ_by_replica_and_step_and_repeat_by_seed, (True,)),
-    (nonfinite.test_raise_names_who_and_what_and_the_strategy_goes_on, ()),
+KINDS: tuple[Callable[[rd.Strategy], None], ...] = (
+    kinds.test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver,
+    kinds.test_a_scaler_skips_the_same_steps_everywhere_and_the_driver_has_its_state,
+    kinds.test_what_replicas_draw_differs_by_replica_and_step_and_repeats_by_seed,
+    nonfinite.test_raise_names_who_and_what_and_pass_hands_it_to_all,
 )
 
 
-@pytest.mark.parametrize(("check", "args"), KINDS, ids=lambda value: getattr(value, "__name__", "")[5:])
-def test_kinds_of_gradients_on_two_nodes(check: Callable[..., None], args: tuple[bool, ...], nodes: Nodes) -> None:
-    nodes.check(check, *args, workers=2, devices=2)
+@pytest.mark.timeout(240)
+def test_contract_on_two_nodes(nodes: Nodes) -> None:
+    for check in ACROSS_NODES:
+        nodes.check(check, workers=2, devices=2)
+    nodes.check(check_exchanges, 4, workers=2, devices=2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_the_rest_of_the_contract_and_kinds_of_gradients_on_two_nodes(nodes: Nodes) -> None:
+    for check in (*CHECKS, *KINDS):
+        if check not in ACROSS_NODES:
+            nodes.check(check, workers=2, devices=2)
+    nodes.check(check_exchanges, 15, workers=2, devices=2)
 
 
 def where() -> tuple[str, int]:
@@ -66,10 +64,26 @@ def places() -> list[tuple[str, int]]:
     return list(strategy.local_results(strategy.run(where)))
 
 
-def test_a_worker_is_on_one_node_and_workers_on_different_ones(nodes: Nodes) -> None:
+def results_of_all_sizes() -> list[list[int]]:
+    strategy = shared_strategy(2, 2)
+
+    def step(size: int) -> torch.Tensor:
+        replica = rd.get_replica_context()
+        replica.all_reduce("SUM", 1)
+        return torch.full((size,), replica.replica_id_in_sync_group)
+
+    sizes = (1, 100_000, 1, 10, 100_000, *[1] * 40)  # those of 800 KB go by the object store
+    results = [strategy.run(step, args=(size,)) for size in sizes]
+    return [
+        [int(one.sum()) // size for one in strategy.local_results(r)] for r, size in zip(results, sizes, strict=True)
+    ]
+
+
+def test_workers_are_on_different_nodes_and_results_of_all_sizes_come_in_their_order(nodes: Nodes) -> None:
     (first, threads), (second, _), (third, _), (fourth, _) = nodes.run(places)
     assert first == second != third == fourth
     assert threads == 2
+    assert nodes.run(results_of_all_sizes) == [[0, 1, 2, 3]] * 45
 
 
 def nodes_of(placement: str) -> tuple[str, ...]:
@@ -82,6 +96,7 @@ def nodes_of(placement: str) -> tuple[str, ...]:
         return tuple(node for node, _ in strategy.local_results(strategy.run(where)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("placement", "num_nodes"), [("PACK", 1), ("STRICT_SPREAD", 2)])
 def test_a_scaling_config_says_how_workers_are_placed(placement: str, num_nodes: int, nodes: Nodes) -> None:
     assert len(set(nodes.run(nodes_of, placement))) == num_nodes
@@ -104,34 +119,35 @@ def spec(*workers: str) -> rd.SimpleClusterResolver:
     return rd.SimpleClusterResolver(rd.ClusterSpec({"worker": list(workers)}), "worker", 0)
 
 
-@pytest.mark.parametrize("check", on_nodes.IN_A_FOLDER, ids=lambda check: str(check.__name__))
-def test_files_on_two_nodes(check: Callable[[str], None], nodes: Nodes, tmp_path: Path) -> None:
-    nodes.run(check, str(tmp_path))
+SOON = (
+    on_nodes.files_are_read_once_where_their_rows_go,
+    on_nodes.data_gives_the_batches_of_one_device,
+    on_nodes.gradients_are_means_over_the_rows_of_all_workers,
+    on_nodes.a_missing_file_is_named_with_its_node,
+)
 
 
-@pytest.mark.parametrize("check", on_nodes.ELSEWHERE, ids=lambda check: str(check.__name__))
-def test_input_on_two_nodes(check: Callable[[], None], nodes: Nodes) -> None:
-    nodes.run(check)
+def folder_for(check: Callable[..., None], root: Path) -> list[str]:
+    """The argument of a check that needs a folder of its own."""
+    folder = root / check.__name__
+    folder.mkdir()
+    return [str(folder)] if check in on_nodes.IN_A_FOLDER else []
 
 
-@pytest.mark.parametrize("check", on_nodes.FROM_A_POOL, ids=lambda check: str(check.__name__))
-def test_input_from_a_pool_on_two_nodes(check: Callable[..., None], nodes: Nodes, tmp_path: Path) -> None:
-    nodes.run(on_nodes.from_a_pool, check, *([str(tmp_path)] if check in on_nodes.IN_A_FOLDER else []))
+def test_input_on_two_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    for check in SOON:
+        nodes.run(check, *folder_for(check, tmp_path))
 
 
-def test_without_a_word_all_nodes_with_cpus_are_taken(nodes: Nodes) -> None:
-    count, workers = nodes.run(chosen)
-    assert (count, workers) == (8, {"worker": [nodes.run(own_address)] * 2})
-
-
-def test_machines_of_a_resolver_are_nodes(nodes: Nodes) -> None:
-    address = nodes.run(own_address)
-    resolver = spec(f"{address}:2222", "localhost:2222")
-    assert nodes.run(chosen, None, 1, cluster_resolver=resolver)[0] == 2
-    with pytest.raises(
-        rd.InvalidArgumentError, match=r"3 workers on 10\.9\.9\.9, .* the nodes are .*: no node is left"
-    ):
-        nodes.run(chosen, None, 1, cluster_resolver=spec("10.9.9.9", address, address))
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_more_of_input_on_two_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    for check in (*on_nodes.IN_A_FOLDER, *on_nodes.ELSEWHERE):
+        if check not in SOON:
+            nodes.run(check, *folder_for(check, tmp_path))
+    (tmp_path / "pool").mkdir()
+    for check in on_nodes.FROM_A_POOL:
+        nodes.run(on_nodes.from_a_pool, check, *folder_for(check, tmp_path / "pool"))
 
 
 def chosen_by_tf_config(text: str) -> tuple[int, dict[str, list[str]]]:
@@ -142,7 +158,14 @@ def chosen_by_tf_config(text: str) -> tuple[int, dict[str, list[str]]]:
         del os.environ["TF_CONFIG"]
 
 
-def test_tf_config_names_the_workers(nodes: Nodes) -> None:
+def test_workers_are_all_nodes_with_cpus_or_those_that_a_resolver_names(nodes: Nodes) -> None:
+    address = nodes.run(own_address)
+    assert nodes.run(chosen) == (8, {"worker": [address] * 2})
+    assert nodes.run(chosen, None, 1, cluster_resolver=spec(f"{address}:2222", "localhost:2222"))[0] == 2
+    with pytest.raises(
+        rd.InvalidArgumentError, match=r"3 workers on 10\.9\.9\.9, .* the nodes are .*: no node is left"
+    ):
+        nodes.run(chosen, None, 1, cluster_resolver=spec("10.9.9.9", address, address))
     text = '{"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": %d}}'
     assert nodes.run(chosen_by_tf_config, text % 0) == (2, {"worker": ["localhost:1", "localhost:2"]})
     with pytest.raises(rd.InvalidArgumentError, match="is task worker 1. On the other machines"):
@@ -154,28 +177,11 @@ def crowded() -> list[tuple[str, int]]:
         return list(strategy.local_results(strategy.run(where)))
 
 
+@pytest.mark.long
 def test_more_workers_than_nodes_share_them(nodes: Nodes) -> None:
     found = nodes.run(crowded)
     assert len({node for node, _ in found}) == 2
     assert sorted(threads for _, threads in found) == [2, 2, 4]
-
-
-def with_another_version(folder: str) -> None:
-    node = cluster().add_node(num_cpus=1, resources={"old": 1}, env_vars={"PYTHONPATH": folder})
-    try:
-        wanted = {"old": 0.1, "CPU": 0.01}
-        with rd.MultiWorkerMirroredStrategy(1, 1, resources_per_replica=wanted) as strategy:
-            strategy.run(Path(folder, "ran").touch)
-    finally:
-        cluster().remove_node(node)
-
-
-def test_a_node_with_another_version_is_named_before_anything_runs(nodes: Nodes, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import raydist; raydist.__version__ = '0.0.9'")
-    said = rf"replica 0 of multi-worker-\w+ on node \S+ \(\w+\) has raydist 0\.0\.9, not {re.escape(rd.__version__)}\."
-    with pytest.raises(rd.FailedPreconditionError, match=said):
-        nodes.run(with_another_version, str(tmp_path))
-    assert not (tmp_path / "ran").exists()
 
 
 def lose_a_node(how: signal.Signals, implementation: str) -> tuple[str, str, float]:
@@ -227,10 +233,9 @@ def await_end(pids: list[int]) -> None:
         raise AssertionError(f"one of the processes {pids} still lives")
 
 
-def train_again() -> int:
-    with rd.MultiWorkerMirroredStrategy(2, 1, resources_per_replica={"CPU": 0.01}) as strategy:
-        total = strategy.run(lambda: rd.get_replica_context().all_reduce("SUM", 1))
-        return int(strategy.local_results(total)[0])
+def sum_of_ones() -> int:
+    strategy = shared_strategy(2, 2)
+    return int(strategy.local_results(strategy.run(lambda: rd.get_replica_context().all_reduce("SUM", 1)))[0])
 
 
 @pytest.mark.parametrize(
@@ -246,58 +251,4 @@ def test_a_lost_node_is_an_error_that_names_it_and_the_rest_goes_on(
     said, node, took = nodes.run(lose_a_node, how, implementation)
     assert re.search(rf"replica \d of multi-worker-\w+ on node \S+ \({node}\)", said), said
     assert took < 20  # 5 s for a collective, as long again until a peer of it says so, and 5 s of grace
-    assert nodes.run(train_again) == 2
-
-
-def lose_a_process(rank: int) -> tuple[str, float]:
-    """Kill one of four replicas on two nodes within a step; the error, and how long it took."""
-    with rd.MultiWorkerMirroredStrategy(
-        2,
-        2,
-        rd.CommunicationOptions(timeout_seconds=15),
-        timeouts=rd.Timeouts(start_s=60, step_s=40, close_s=5),
-        resources_per_replica={"CPU": 0.01},
-    ) as strategy:
-
-        def step() -> int:
-            rd.get_replica_context().all_reduce("SUM", 1)
-            return os.getpid()
-
-        pids = strategy.local_results(strategy.run(step))
-        began = time.monotonic()
-        os.kill(pids[rank], signal.SIGKILL)
-        try:
-            while True:
-                strategy.local_results(strategy.run(step))
-        except rd.UnavailableError as error:
-            return str(error), time.monotonic() - began
-        finally:
-            strategy._abort(fetch=True)
-
-
-# Messages to the third come by the fourth.
-@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_a_lost_process_is_named_whether_or_not_messages_came_by_it(nodes: Nodes, rank: int) -> None:
-    said, took = nodes.run(lose_a_process, rank)
-    assert said.startswith(f"replica {rank} of multi-worker-")
-    assert took < 20
-    assert nodes.run(train_again) == 2
-
-
-def results_of_all_sizes() -> list[list[int]]:
-    strategy = shared_strategy(2, 2)
-
-    def step(size: int) -> torch.Tensor:
-        replica = rd.get_replica_context()
-        replica.all_reduce("SUM", 1)
-        return torch.full((size,), replica.replica_id_in_sync_group)
-
-    sizes = (1, 100_000, 1, 10, 100_000, *[1] * 40)  # those of 800 KB go by the object store
-    results = [strategy.run(step, args=(size,)) for size in sizes]
-    return [
-        [int(one.sum()) // size for one in strategy.local_results(r)] for r, size in zip(results, sizes, strict=True)
-    ]
-
-
-def test_results_of_all_sizes_come_in_their_order(nodes: Nodes) -> None:
-    assert nodes.run(results_of_all_sizes) == [[0, 1, 2, 3]] * 45
+    assert nodes.run(sum_of_ones) == 4

@@ -25,29 +25,15 @@ def strategy() -> Iterator[rd.Strategy]:
 
 
 def test_run_calls_here_and_now_with_plain_values(strategy: rd.Strategy) -> None:
+    held: dict[str, Any] = {"x": torch.ones(1)}
     seen = []
 
-    def add(x: int, y: int) -> int:
-        seen.append(x)
-        return x + y
+    def step(value: Any, y: int) -> Any:
+        seen.append(y)
+        return value
 
-    assert strategy.run(add, args=(1,), kwargs={"y": 2}) == 3
-    assert seen == [1]
-
-
-def test_a_loop_in_the_step_draws_from_the_iterator(strategy: rd.Strategy) -> None:
-    def rows_of_all(batches: Iterator[torch.Tensor]) -> list[int | None]:
-        return [rd.get_replica_context().num_rows for _ in batches]
-
-    batches = strategy.distribute_dataset(rd.Dataset.range(7).batch(3))
-    assert strategy.run(rows_of_all, args=(iter(batches),)) == [3, 3, 1]
-
-
-def test_a_function_gets_the_context_of_the_only_pipeline(strategy: rd.Strategy) -> None:
-    def make(context: rd.InputContext) -> rd.Dataset:
-        return rd.Dataset.range(4).batch(context.get_per_replica_batch_size(2))
-
-    assert [batch.tolist() for batch in strategy.distribute_datasets_from_function(make)] == [[0, 1], [2, 3]]
+    assert strategy.run(step, args=(held,), kwargs={"y": 2}) is held
+    assert seen == [2]
 
 
 def test_closed_it_hands_out_no_batches(strategy: rd.Strategy) -> None:
@@ -60,13 +46,10 @@ def test_closed_it_hands_out_no_batches(strategy: rd.Strategy) -> None:
             next(iterator)
 
 
-@pytest.mark.parametrize("device", ["tpu", "cpu:x", "", None, 3])
-def test_unknown_devices_are_named(device: object) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="A device must be named like"):
-        rd.OneDeviceStrategy(device)
-
-
-def test_a_gpu_that_is_not_there_is_an_error_when_the_strategy_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_are_not_there_are_errors_when_the_strategy_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in ("tpu", "cpu:x", "", None, 3):
+        with pytest.raises(rd.InvalidArgumentError, match="A device must be named like"):
+            rd.OneDeviceStrategy(device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert rd.OneDeviceStrategy("GPU:1").worker_devices == ("GPU:1",)
     with pytest.raises(rd.InvalidArgumentError, match=r"GPU:2 was asked for, and torch sees 2 GPUs.*use \"CPU:0\""):
@@ -92,11 +75,6 @@ def test_rows_of_a_batch_are_known_by_any_of_its_leaves_as_long_as_it_lives() ->
     assert not strategy._batches._rows
 
 
-def test_arguments_reach_the_function_as_they_are() -> None:
-    held: dict[str, Any] = {"x": torch.ones(1)}
-    assert rd.OneDeviceStrategy("cpu").run(lambda value: value, args=(held,)) is held
-
-
 def test_a_forked_child_is_told_as_under_every_strategy() -> None:
     strategy = rd.OneDeviceStrategy("cpu")
 
@@ -109,20 +87,15 @@ def test_a_forked_child_is_told_as_under_every_strategy() -> None:
     assert strategy.run(len, args=([],)) == 0
 
 
-def test_outside_there_is_one_replica_on_the_cpu() -> None:
-    assert isinstance(get_strategy(), OneDeviceStrategy)
-    assert get_strategy().worker_devices == ("CPU:0",)
+def test_outside_of_every_scope_there_is_one_replica_on_the_cpu_that_runs_whatever_it_is_given() -> None:
+    strategy = get_strategy()
+    assert isinstance(strategy, OneDeviceStrategy)
+    assert strategy.worker_devices == ("CPU:0",)
     assert get_replica_context().num_replicas_in_sync == 1
-
-
-def test_the_strategy_outside_of_every_scope_runs_whatever_it_is_given() -> None:
     layer = torch.nn.Linear(1, 1)
-    assert get_strategy().run(lambda: layer(torch.ones(1, 1)).shape) == (1, 1)
-
-
-def test_it_checks_no_gradients() -> None:
+    assert strategy.run(lambda: layer(torch.ones(1, 1)).shape) == (1, 1)
     with pytest.raises(InvalidArgumentError, match="needs a strategy whose scope has made the model"):
-        get_strategy().run(lambda: None, options=RunOptions(on_nonfinite="raise"))
+        strategy.run(lambda: None, options=RunOptions(on_nonfinite="raise"))
 
 
 def own_loop(strategy: rd.Strategy, num_batches: int) -> tuple[list[int], int]:
@@ -141,22 +114,17 @@ def own_loop(strategy: rd.Strategy, num_batches: int) -> tuple[list[int], int]:
     return [int(strategy.local_results(result)[0]) for result in results], int(counter)
 
 
-def test_a_loop_of_ones_own_counts_in_its_steps() -> None:
-    assert own_loop(rd.OneDeviceStrategy("cpu"), 3) == ([0, 1, 2], 3)
-
-
-def test_each_strategy_has_its_own() -> None:
+def test_each_strategy_and_the_process_have_a_global_step_which_loops_of_ones_own_count() -> None:
     one, other = rd.OneDeviceStrategy("cpu"), rd.OneDeviceStrategy("cpu")
-    own_loop(one, 2)
+    outside = int(rd.get_global_step())
+    assert own_loop(one, 3) == ([0, 1, 2], 3)
     assert own_loop(other, 1) == ([0], 1)
     with one.scope():
-        assert int(rd.get_global_step()) == 2
-
-
-def test_outside_of_scopes_there_is_one_for_the_process() -> None:
-    before = int(rd.get_global_step())
+        assert int(rd.get_global_step()) == 3
     rd.get_global_step().add_(1)
-    assert int(rd.get_global_step()) == before + 1
+    assert int(rd.get_global_step()) == outside + 1
+    with pytest.raises(rd.FailedPreconditionError, match=r"Call rd.get_global_step\(\) in the scope"):
+        rd.OneDeviceStrategy("cpu").run(rd.get_global_step)
 
 
 def test_fit_counts_global_batches_and_goes_on() -> None:
@@ -167,11 +135,6 @@ def test_fit_counts_global_batches_and_goes_on() -> None:
         assert int(rd.get_global_step()) == 6
         model.fit(regression(10, 4), verbose=False)
         assert int(rd.get_global_step()) == 9
-
-
-def test_a_step_that_asks_first_is_told_what_to_do() -> None:
-    with pytest.raises(rd.FailedPreconditionError, match=r"Call rd.get_global_step\(\) in the scope"):
-        rd.OneDeviceStrategy("cpu").run(rd.get_global_step)
 
 
 @pytest.mark.ray
@@ -199,7 +162,6 @@ def test_closures_of_all_workers_count(served: Callable[[int], rd.ParameterServe
     model.fit(regression(40, 4), verbose=False)
     with strategy.scope():
         assert int(rd.get_global_step()) == 111
-        assert int(rd.get_global_step()) == 111
 
 
 def test_the_denominator_is_global() -> None:
@@ -213,19 +175,14 @@ def test_the_denominator_is_global() -> None:
     assert compute_average_loss(torch.zeros(0), global_batch_size=0).item() == 0.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_average_losses_that_cannot_be() -> None:
+    bad: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
         ({"per_example_loss": torch.tensor(1.0)}, rd.InvalidArgumentError, "one loss per row"),
         ({"per_example_loss": torch.ones(2), "global_batch_size": 2.0}, rd.SpecError, "must be an int, got 2.0"),
         ({"per_example_loss": torch.ones(2), "global_batch_size": -1}, rd.InvalidArgumentError, "got -1"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        compute_average_loss(**arguments)
-
-
-def test_it_belongs_into_a_step() -> None:
+    )
+    for arguments, error, message in bad:
+        with pytest.raises(error, match=message):
+            compute_average_loss(**arguments)
     with rd.OneDeviceStrategy().scope(), pytest.raises(rd.FailedPreconditionError, match="step function"):
         compute_average_loss(torch.ones(2))

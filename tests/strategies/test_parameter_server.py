@@ -9,11 +9,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 from torch import nn
 
@@ -22,6 +20,11 @@ from tests.conftest import live_actors
 from tests.shared_strategies import few_workers
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+def any_value(value: Any) -> Any:
+    """Hide a value of a wrong type from the type checker."""
+    return value
 
 
 @pytest.fixture
@@ -68,31 +71,6 @@ def test_batches_train_a_model_and_the_driver_reads_what_came_of_it(strategy: rd
     assert sum(stats.servers[0].staleness.values()) - sum(before.servers[0].staleness.values()) == 60
 
 
-def test_a_scheduler_steps_while_closures_run(strategy: rd.ParameterServerStrategy, tmp_path: Path) -> None:
-    with strategy.scope():
-        weight = nn.Parameter(torch.zeros(()))
-        optimizer = torch.optim.SGD([weight], lr=1.0)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    path = tmp_path / "the driver has gone on"
-
-    def step(wait: bool) -> bool:
-        end = time.monotonic() + 20
-        while wait and not path.exists() and time.monotonic() < end:
-            time.sleep(0.01)
-        weight.grad = torch.ones(())
-        optimizer.step()
-        return path.exists()
-
-    strategy.run(step, args=(False,)).get()
-    schedule.step()
-    waited = strategy.run(step, args=(True,))
-    schedule.step()
-    path.touch()
-    assert waited.get()
-    strategy.run(step, args=(False,)).get()
-    assert weight.item() == -1.75
-
-
 def test_fit_counts_every_batch_once_and_its_scheduler_follows_them(strategy: rd.ParameterServerStrategy) -> None:
     x = torch.randn(70, 3)
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
@@ -135,13 +113,6 @@ def test_a_table_larger_than_the_machine_is_trained_by_rows(strategy: rd.Paramet
         assert (table(bags) > 0.1).all()
 
 
-def test_a_coordinator_is_one_for_each_strategy(coordinator: rd.ClusterCoordinator) -> None:
-    strategy: Any = coordinator.strategy
-    assert rd.ClusterCoordinator(strategy) is coordinator
-    with pytest.raises(rd.InvalidArgumentError, match=r"needs an rd\.ParameterServerStrategy, got OneDeviceStrategy"):
-        rd.ClusterCoordinator(rd.OneDeviceStrategy("cpu"))  # type: ignore[arg-type]  # the point of this test
-
-
 def test_what_is_scheduled_comes_back_in_nests(coordinator: rd.ClusterCoordinator) -> None:
     values = [coordinator.schedule(lambda n: (n, {"twice": torch.tensor(2 * n)}), args=(n,)) for n in range(30)]
     fetched = coordinator.fetch({"all": values})
@@ -154,36 +125,28 @@ def test_what_is_scheduled_comes_back_in_nests(coordinator: rd.ClusterCoordinato
     assert values[0].done
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ((3, ()), r"schedule needs a function, got 3"),
-        ((len, 3), r"args must be a tuple"),
-        ((print, ("remote",)), r"got a RemoteValue, which may not be computed yet\. Fetch it first"),
-    ],
-)
-def test_what_cannot_be_scheduled(coordinator: rd.ClusterCoordinator, bad: tuple[Any, Any], message: str) -> None:
-    fn, args = bad
-    if args == ("remote",):
-        args = ({"nested": [coordinator.schedule(lambda: 1)]},)
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        coordinator.schedule(fn, args)
-    coordinator.join()
-
-
 def fail() -> None:
     raise KeyError("first")
 
 
-def test_the_first_error_is_told_by_join_and_all_goes_on(coordinator: rd.ClusterCoordinator) -> None:
+def test_errors_of_coordinators(coordinator: rd.ClusterCoordinator) -> None:
+    strategy: Any = coordinator.strategy
+    assert rd.ClusterCoordinator(strategy) is coordinator
+    with pytest.raises(rd.InvalidArgumentError, match=r"needs an rd\.ParameterServerStrategy, got OneDeviceStrategy"):
+        rd.ClusterCoordinator(any_value(rd.OneDeviceStrategy("cpu")))
+    remote = ({"nested": [coordinator.schedule(lambda: 1)]},)
+    for fn, args, message in (
+        (3, (), r"schedule needs a function, got 3"),
+        (len, 3, r"args must be a tuple"),
+        (print, remote, r"got a RemoteValue, which may not be computed yet\. Fetch it first"),
+    ):
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            coordinator.schedule(any_value(fn), any_value(args))
+    coordinator.join()
     coordinator.schedule(fail)
     with pytest.raises(KeyError, match="first"):
         coordinator.join()
-    assert coordinator.schedule(lambda: "after").get() == "after"
-
-
-def test_join_has_a_limit(coordinator: rd.ClusterCoordinator) -> None:
-    value = coordinator.schedule(time.sleep, args=(1.0,))
+    value = coordinator.schedule(time.sleep, args=(0.5,))
     with pytest.raises(rd.DeadlineExceededError, match=r"0\.2 s \(timeout\).*worker \d of parameter-server.*closure"):
         coordinator.join(timeout=0.2)
     coordinator.join(timeout=20)
@@ -230,17 +193,17 @@ def test_static_parts_are_each_workers_own(coordinator: rd.ClusterCoordinator) -
         numbers = [number for _, batch in found for number in batch]
         assert len(numbers) == len(set(numbers))
     with pytest.raises(rd.InvalidArgumentError, match="sharding must be None"):
-        coordinator.create_per_worker_dataset(make, sharding="odd")  # type: ignore[arg-type]  # the point of this test
+        coordinator.create_per_worker_dataset(make, sharding=any_value("odd"))
     with pytest.raises(rd.SpecError, match="or a function that returns one, got int"):
-        coordinator.create_per_worker_dataset(3)  # type: ignore[arg-type]  # the point of this test
+        coordinator.create_per_worker_dataset(any_value(3))
 
 
 @pytest.mark.usefixtures("replaced")
 def test_dynamic_splits_are_given_to_whoever_asks_each_batch_once(coordinator: rd.ClusterCoordinator) -> None:
-    dataset = coordinator.create_per_worker_dataset(rd.Dataset.range(120).batch(2), sharding="dynamic")
-    for _ in range(2):
-        found = drawn(coordinator, iter(dataset), kill_at=20)
-        assert sorted(number for _, batch in found for number in batch) == list(range(120))
+    dataset = coordinator.create_per_worker_dataset(rd.Dataset.range(60).batch(2), sharding="dynamic")
+    for kill_at in (10, -1):
+        found = drawn(coordinator, iter(dataset), kill_at)
+        assert sorted(number for _, batch in found for number in batch) == list(range(60))
 
 
 def test_each_worker_makes_its_own_values(coordinator: rd.ClusterCoordinator) -> None:
@@ -248,11 +211,6 @@ def test_each_worker_makes_its_own_values(coordinator: rd.ClusterCoordinator) ->
     seen = coordinator.fetch([coordinator.schedule(lambda v: (*v, os.getpid()), args=(values,)) for _ in range(20)])
     assert all(made_in == used_in for _, made_in, used_in in seen)
     assert {worker for worker, _, _ in seen} <= {0, 1}
-
-
-def kill_one(coordinator: rd.ClusterCoordinator) -> None:
-    """Kill the process of whichever worker answers first."""
-    os.kill(coordinator.schedule(os.getpid).get(), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -270,10 +228,11 @@ def replaced(strategy: rd.ParameterServerStrategy, shared_actors: set[str]) -> I
     shared_actors.update(live_actors())
 
 
-def counted_steps(
-    strategy: rd.ParameterServerStrategy, coordinator: rd.ClusterCoordinator, count: int, kill_at: set[int]
-) -> tuple[list[float], float]:
-    """Closures that each add their number to a variable, with workers killed meanwhile: values, and the sum."""
+@pytest.mark.usefixtures("replaced")
+def test_what_a_worker_that_is_killed_had_to_do_is_done_once(
+    strategy: rd.ParameterServerStrategy, coordinator: rd.ClusterCoordinator
+) -> None:
+    """Closures that each add their number to a variable."""
     with strategy.scope():
         weight = nn.Parameter(torch.zeros(2, dtype=torch.float64))
         optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -284,43 +243,23 @@ def counted_steps(
         return amount
 
     values = []
-    for number in range(count):
+    for number in range(60):
         values.append(coordinator.schedule(step, args=(float(number),)))
-        if number in kill_at:
-            kill_one(coordinator)
-    found = coordinator.fetch(values)
-    return found, weight[0].item()
+        if number == 20:
+            os.kill(coordinator.schedule(os.getpid).get(), signal.SIGKILL)
+    assert coordinator.fetch(values) == [float(number) for number in range(60)]
+    assert weight[0].item() == sum(range(60))
 
 
-@pytest.mark.usefixtures("replaced")
-def test_what_a_worker_that_is_killed_had_to_do_is_done_once(
-    strategy: rd.ParameterServerStrategy, coordinator: rd.ClusterCoordinator
-) -> None:
-    found, total = counted_steps(strategy, coordinator, 60, {20})
-    assert found == [float(number) for number in range(60)]
-    assert total == sum(range(60))
-
-
-def any_value(value: Any) -> Any:
-    """Hide a value of a wrong type from the type checker."""
-    return value
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: rd.ParameterServerStrategy(num_workers=0), r"num_workers must be >= 1.*at least one worker"),
-        (lambda: rd.ParameterServerStrategy(num_ps=0), r"num_ps must be >= 1.*at least one parameter server"),
-        (
-            lambda: rd.ParameterServerStrategy(variable_partitioner=any_value(3)),
-            r"variable_partitioner must be a function",
-        ),
-        (lambda: rd.ParameterServerStrategy(consistency=any_value("eventual")), r"consistency must be"),
-    ],
-)
-def test_what_cannot_be_asked_for(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        make()
+def test_what_cannot_be_asked_for() -> None:
+    for message, asked in {
+        r"num_workers must be >= 1.*at least one worker": {"num_workers": 0},
+        r"num_ps must be >= 1.*at least one parameter server": {"num_ps": 0},
+        r"variable_partitioner must be a function": {"variable_partitioner": any_value(3)},
+        r"consistency must be": {"consistency": any_value("eventual")},
+    }.items():
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            rd.ParameterServerStrategy(**asked)
 
 
 def server_pids() -> set[int]:
@@ -343,21 +282,27 @@ def momentum_step() -> tuple[nn.Linear, torch.optim.Optimizer, Callable[[], None
     return layer, optimizer, step
 
 
-def test_a_killed_server_is_an_error_soon_and_training_begins_again_from_what_was_saved(ray_cluster: None) -> None:
+def test_a_killed_server_is_an_error_soon_and_training_begins_again_from_what_was_saved(
+    ray_cluster: None, caplog: pytest.LogCaptureFixture
+) -> None:
     """Momentum included: ten steps, five of them after the servers' death, are ten steps of a bare loop."""
     others = server_pids()
-    with few_workers(1) as made:
-        with made.scope():
-            layer, optimizer, step = momentum_step()
-        for _ in range(5):
-            made.run(step).get()
-        saved = copy.deepcopy((dict(layer.state_dict()), optimizer.state_dict()))
-        (pid,) = server_pids() - others
-        os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
-        with pytest.raises(rd.UnavailableError, match=r"parameter server 0(?s:.)*checkpoint"):
-            made.run(step).get()
-        assert time.monotonic() - began < 10
+    made = few_workers(1)
+    with made.scope():
+        layer, optimizer, step = momentum_step()
+    for _ in range(5):
+        made.run(step).get()
+    saved = copy.deepcopy((dict(layer.state_dict()), optimizer.state_dict()))
+    (pid,) = server_pids() - others
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(rd.UnavailableError, match=r"parameter server 0(?s:.)*restore from your last checkpoint"):
+        made.run(step).get()
+    assert time.monotonic() - began < 10
+    with contextlib.suppress(rd.RaydistError), caplog.at_level(logging.WARNING, "raydist"):
+        made.close()
+    assert "keep values of before: parameter servers or all workers are gone. Load your last" in caplog.text
+    assert layer.weight.shape == optimizer.param_groups[0]["params"][0].shape
     with few_workers(1) as made:
         with made.scope():
             layer, optimizer, step = momentum_step()
@@ -373,49 +318,20 @@ def test_a_killed_server_is_an_error_soon_and_training_begins_again_from_what_wa
     torch.testing.assert_close(trained[1]["state"], optimizer.state_dict()["state"], rtol=1e-9, atol=0)
 
 
-def test_after_close_nothing_is_scheduled_and_variables_are_plain(ray_cluster: None) -> None:
+def test_closing_ends_scheduling_and_leaves_plain_variables_without_rows_of_tables(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = few_workers(1)
-    with made:
-        with made.scope():
-            layer = nn.Linear(1, 1, bias=False)
-
-        def grow() -> None:
-            with torch.no_grad():
-                layer.weight.fill_(3.0)
-
-        coordinator = rd.ClusterCoordinator(made)
-        coordinator.schedule(grow)
-    assert layer.weight.item() == 3.0
-    with pytest.raises(rd.FailedPreconditionError, match="is closed"):
-        coordinator.schedule(grow)
-    with pytest.raises(rd.FailedPreconditionError, match="is closed"):
-        coordinator.join()
-
-
-def test_rows_of_a_closed_strategy_are_told_to_be_gone(ray_cluster: None) -> None:
-    with few_workers(1) as made:
-        with made.scope():
-            table = rd.ShardedEmbedding(100, 4)
-        made.run(lambda: table(torch.tensor([1])).sum()).get()
-    reads: list[Callable[[], Any]] = [
-        lambda: table(torch.tensor([1])),
-        table.export_rows,
-        lambda: copy.deepcopy(table)(torch.tensor([1])),
-    ]
-    for read in [*reads, *reads]:
-        with pytest.raises(rd.FailedPreconditionError, match=r"rows .* closed\. Save an rd\.Checkpoint.*export_rows"):
-            read()
-
-
-def test_while_it_closes_nothing_new_is_scheduled(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that goes on scheduling would keep it open for ever."""
-    made = few_workers(1)
+    coordinator = rd.ClusterCoordinator(made)
     with made.scope():
         layer, _, step = momentum_step()
-    made.run(step)
+        table = rd.ShardedEmbedding(100, 4)
+    made.run(lambda: table(torch.tensor([1])).sum()).get()
+    coordinator.schedule(step)
     drain, refused = made._drain, []
 
     def drain_beside_others() -> None:
+        """A thread that goes on scheduling would keep it open for ever."""
         with pytest.raises(rd.FailedPreconditionError, match="is being closed. Let threads that schedule end"):
             made.run(step)
         refused.append(True)
@@ -425,27 +341,20 @@ def test_while_it_closes_nothing_new_is_scheduled(ray_cluster: None, monkeypatch
     made.close()
     assert refused
     after_one = layer.weight.detach().clone()
-    layer, _, step = momentum_step()
-    step()
+    layer, _, own_step = momentum_step()
+    own_step()
     assert torch.allclose(after_one, layer.weight, rtol=1e-9)
-
-
-def test_who_closes_where_a_server_is_gone_is_told_that_values_are_old(
-    ray_cluster: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = few_workers(1)
-    with made.scope():
-        layer, optimizer, step = momentum_step()
-    made.run(step).get()
-    assert made._cluster.launched is not None
-    connection: Any = made._cluster.launched.side._connections[0]
-    os.kill(ray.get(connection.handle.__ray_call__.remote(lambda _: os.getpid()), timeout=20), signal.SIGKILL)
-    with pytest.raises(rd.UnavailableError, match="restore from your last checkpoint"):
-        rd.ClusterCoordinator(made).schedule(step).get()
-    with contextlib.suppress(rd.RaydistError), caplog.at_level(logging.WARNING, "raydist"):
-        made.close()
-    assert "keep values of before: parameter servers or all workers are gone. Load your last" in caplog.text
-    assert layer.weight.shape == optimizer.param_groups[0]["params"][0].shape
+    for use in (lambda: coordinator.schedule(step), coordinator.join):
+        with pytest.raises(rd.FailedPreconditionError, match="is closed"):
+            use()
+    reads: list[Callable[[], Any]] = [
+        lambda: table(torch.tensor([1])),
+        table.export_rows,
+        lambda: copy.deepcopy(table)(torch.tensor([1])),
+    ]
+    for read in [*reads, *reads]:
+        with pytest.raises(rd.FailedPreconditionError, match=r"rows .* closed\. Save an rd\.Checkpoint.*export_rows"):
+            read()
 
 
 def test_a_dropped_strategy_leaves_nothing(ray_cluster: None) -> None:

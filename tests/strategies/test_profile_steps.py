@@ -22,24 +22,23 @@ def processes(path: Path, operator: str) -> Counter[str]:
 
 @pytest.mark.ray
 @pytest.mark.timeout(120)
-def test_each_replica_is_in_the_trace_with_the_steps_of_the_block(ray_cluster: None, tmp_path: Path) -> None:
+def test_each_replica_is_in_the_trace_with_the_steps_of_the_block(two: rd.MirroredStrategy, tmp_path: Path) -> None:
     x = torch.ones(20, 4)
-    with rd.MirroredStrategy(2) as strategy:
-        with strategy.scope():
-            net = torch.nn.Linear(4, 1)
-            model = rd.Model(net)
-            model.compile("sgd", "mse")
+    with two.scope():
+        net = torch.nn.Linear(4, 1)
+        model = rd.Model(net)
+        model.compile("sgd", "mse")
 
-        def step() -> None:
-            net(torch.ones(2, 4))
+    def step() -> None:
+        net(torch.ones(2, 4))
 
-        strategy.run(step)
-        with rd.profile_steps(strategy, tmp_path / "new" / "trace.json.gz"):
-            for _ in range(3):
-                strategy.run(step)
-        strategy.run(step)
-        assert processes(tmp_path / "new" / "trace.json.gz", "aten::addmm") == {"replica 0": 3, "replica 1": 3}
-        model.fit(x, x[:, :1], batch_size=2, epochs=2, profile=tmp_path, verbose=False)
+    two.run(step)
+    with rd.profile_steps(two, tmp_path / "new" / "trace.json.gz"):
+        for _ in range(3):
+            two.run(step)
+    two.run(step)
+    assert processes(tmp_path / "new" / "trace.json.gz", "aten::addmm") == {"replica 0": 3, "replica 1": 3}
+    model.fit(x, x[:, :1], batch_size=2, epochs=2, profile=tmp_path, verbose=False)
     assert processes(tmp_path / "trace.json.gz", "aten::addmm") == {"replica 0": 5, "replica 1": 5}
 
 
@@ -51,16 +50,7 @@ def test_a_failed_block_writes_its_trace_and_keeps_its_error(tmp_path: Path) -> 
     assert processes(path, "aten::mm") == {"replica 0": 1}
 
 
-def test_a_short_fit_is_recorded_as_far_as_it_goes(tmp_path: Path) -> None:
-    with rd.OneDeviceStrategy("cpu").scope():
-        model = rd.Model(torch.nn.Linear(4, 1))
-        model.compile("sgd", "mse")
-    x = torch.ones(10, 4)
-    model.fit(x, x[:, :1], batch_size=2, profile=tmp_path, verbose=False)
-    assert processes(tmp_path / "trace.json.gz", "aten::addmm") == {"replica 0": 2}
-
-
-def test_a_fit_that_fails_writes_its_trace_and_records_no_further(tmp_path: Path) -> None:
+def test_a_fit_that_is_short_or_fails_is_recorded_as_far_as_it_goes_and_no_further(tmp_path: Path) -> None:
     class Fails(rd.Callback):
         def on_train_batch_end(self, batch: int, logs: object) -> None:
             if batch == 4:
@@ -73,8 +63,9 @@ def test_a_fit_that_fails_writes_its_trace_and_records_no_further(tmp_path: Path
     with pytest.raises(ZeroDivisionError):
         model.fit(x, x[:, :1], batch_size=2, profile=tmp_path, callbacks=[Fails()], verbose=False)
     assert processes(tmp_path / "trace.json.gz", "aten::addmm") == {"replica 0": 2}
-    model.fit(x, x[:, :1], batch_size=2, profile=tmp_path, verbose=False)  # no recording is under way
-    assert processes(tmp_path / "trace.json.gz", "aten::addmm") == {"replica 0": 5}
+    for num_rows, recorded in ((20, 5), (10, 2)):  # no recording is under way
+        model.fit(x[:num_rows], x[:num_rows, :1], batch_size=2, profile=tmp_path, verbose=False)
+        assert processes(tmp_path / "trace.json.gz", "aten::addmm") == {"replica 0": recorded}
 
 
 def test_workers_of_parameter_servers_are_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +104,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_globals_of_the_program_and_of_a_module_beside_it(tmp_path: Any) -> None:
     (tmp_path / "helpers.py").write_text(MODULE)
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -202,30 +202,6 @@ def test_an_optimizer_stepped_in_backward_trains_as_one_process_does(two: rd.Mir
         torch.testing.assert_close(parameter.detach(), expected.detach(), rtol=1e-9, atol=1e-12)
 
 
-def test_hooks_registered_later_or_in_a_step_run_until_they_are_removed(two: rd.MirroredStrategy) -> None:
-    with two.scope():
-        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def gradient(x: torch.Tensor) -> torch.Tensor | None:
-        weight.grad = None
-        (weight * x).mean().backward()
-        return weight.grad
-
-    def inside(x: torch.Tensor) -> torch.Tensor | None:
-        handle = weight.register_hook(lambda gradient: gradient**2)
-        found = gradient(x)
-        handle.remove()
-        return found
-
-    (batch,) = two.distribute_dataset(rd.Dataset.from_tensor_slices(np.array([1.0, 2.0, 6.0])).batch(3))
-    assert [found.item() for found in two.run(gradient, args=(batch,)).values] == [3.0, 3.0]
-    assert [found.item() for found in two.run(inside, args=(batch,)).values] == [9.0, 9.0]
-    handle = weight.register_hook(lambda gradient: gradient * 10)
-    assert [found.item() for found in two.run(gradient, args=(batch,)).values] == [30.0, 30.0]
-    handle.remove()
-    assert [found.item() for found in two.run(gradient, args=(batch,)).values] == [3.0, 3.0]
-
-
 def is_open() -> bool:
     return distributed.is_initialized()
 
@@ -243,26 +219,17 @@ def sum_of_ranks() -> float:
     return total.item()
 
 
-@pytest.fixture
-def opens(two: rd.MirroredStrategy, tmp_path: Path) -> Iterator[Callable[..., bool]]:
-    """A step that opens the group."""
-
-    def open_group(number: int = 0) -> bool:
-        context = rd.get_replica_context()
-        rank, size = context.replica_id_in_sync_group, context.num_replicas_in_sync
-        path = f"file://{tmp_path}/store-{number}"  # each has a new one: who is late to leave deletes the file
-        distributed.init_process_group("gloo", init_method=path, rank=rank, world_size=size)
-        return is_open()
-
-    yield open_group
-    assert two.run(close_group).values == (True, True)
-
-
-def test_it_lasts_from_step_to_step_beside_the_collectives_of_replicas(
-    two: rd.MirroredStrategy, opens: Callable[..., bool]
+def test_a_group_of_torch_lasts_from_step_to_step_beside_the_collectives_of_replicas(
+    two: rd.MirroredStrategy, tmp_path: Path
 ) -> None:
     with two.scope():
         weight = nn.Parameter(torch.zeros(()))
+
+    def open_group() -> bool:
+        context = rd.get_replica_context()
+        rank, size = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=size)
+        return is_open()
 
     def both() -> tuple[float, float, float]:
         context = rd.get_replica_context()
@@ -271,20 +238,18 @@ def test_it_lasts_from_step_to_step_beside_the_collectives_of_replicas(
         assert weight.grad is not None
         return sum_of_ranks(), float(context.all_reduce("SUM", 5.0)), weight.grad.item()
 
-    assert two.run(opens).values == (True, True)
-    for _ in range(2):
-        assert [each.values for each in two.run(both)] == [(3.0, 3.0), (10.0, 10.0), (1.5, 1.5)]
-
-
-def test_it_outlives_a_step_that_fails(two: rd.MirroredStrategy, opens: Callable[..., bool]) -> None:
     def fail() -> int:
         context = rd.get_replica_context()
         if context.replica_id_in_sync_group == 1:
             raise KeyError("on purpose")
         return int(context.all_reduce("SUM", 1))
 
-    assert two.run(opens).values == (True, True)
-    with pytest.raises(KeyError, match="on purpose"):
-        two.local_results(two.run(fail))
-    assert two.run(sum_of_ranks).values == (3.0, 3.0)
-    assert two.run(lambda: float(rd.get_replica_context().all_reduce("SUM", 1.0))).values == (2.0, 2.0)
+    try:
+        assert two.run(open_group).values == (True, True)
+        for _ in range(2):
+            assert [each.values for each in two.run(both)] == [(3.0, 3.0), (10.0, 10.0), (1.5, 1.5)]
+        with pytest.raises(KeyError, match="on purpose"):
+            two.local_results(two.run(fail))
+        assert [each.values for each in two.run(both)] == [(3.0, 3.0), (10.0, 10.0), (1.5, 1.5)]
+    finally:
+        assert two.run(close_group).values == (True, True)

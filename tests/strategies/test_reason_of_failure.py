@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import traceback
 from collections.abc import Callable
@@ -29,35 +30,25 @@ class Refused(Exception):
         self.code = code
 
 
+REASON = "the real reason"
+KINDS: dict[str, tuple[type[BaseException], Callable[[], BaseException]]] = {
+    "attribute": (AttributeError, lambda: AttributeError(REASON)),
+    "missing": (AttributeError, lambda: getattr(nn.Linear(1, 1), "missing")),  # noqa: B009
+    "stop": (StopIteration, lambda: StopIteration(REASON)),
+    "key": (KeyError, lambda: KeyError(REASON)),
+    "own": (Refused, lambda: Refused(7, where=REASON)),
+    "group": (ExceptionGroup, lambda: ExceptionGroup(REASON, [ValueError("one"), KeyError("two")])),
+    "exit": (rd.RaydistError, lambda: SystemExit(REASON)),  # it ends no other process
+    "interrupt": (rd.RaydistError, lambda: KeyboardInterrupt(REASON)),
+    "cancelled": (rd.CancelledError, lambda: rd.CancelledError(REASON)),
+    "end": (rd.OutOfRangeError, lambda: rd.OutOfRangeError(REASON)),
+}
+TYPES = {kind: expected for kind, (expected, _) in KINDS.items()}
+
+
 def failing(kind: str) -> None:
     """Raise an error of a kind."""
-    errors: dict[str, Callable[[], BaseException]] = {
-        "attribute": lambda: AttributeError("the real reason"),
-        "missing": lambda: getattr(nn.Linear(1, 1), "missing"),  # noqa: B009
-        "stop": lambda: StopIteration("the real reason"),
-        "key": lambda: KeyError("the real reason"),
-        "own": lambda: Refused(7, where="the real reason"),
-        "group": lambda: ExceptionGroup("the real reason", [ValueError("one"), KeyError("two")]),
-        "exit": lambda: SystemExit("the real reason"),
-        "interrupt": lambda: KeyboardInterrupt("the real reason"),
-        "cancelled": lambda: rd.CancelledError("the real reason"),
-        "end": lambda: rd.OutOfRangeError("the real reason"),
-    }
-    raise errors[kind]()
-
-
-TYPES: dict[str, type[BaseException]] = {
-    "attribute": AttributeError,
-    "missing": AttributeError,
-    "stop": StopIteration,
-    "key": KeyError,
-    "own": Refused,
-    "group": ExceptionGroup,
-    "exit": rd.RaydistError,  # it ends no other process
-    "interrupt": rd.RaydistError,
-    "cancelled": rd.CancelledError,
-    "end": rd.OutOfRangeError,
-}
+    raise KINDS[kind][1]()
 
 
 def printed(error: BaseException) -> str:
@@ -100,7 +91,7 @@ class Trained:
             optimizer.step()
             metric.update(loss.detach())
             if number == 0:
-                time.sleep(0.3)  # the steps behind it are on their way
+                time.sleep(0.2)  # the steps behind it are on their way
                 failing(kind)
             return loss.detach()
 
@@ -125,22 +116,22 @@ READINGS: dict[str, Callable[[Trained, list[Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_every_way_to_read_tells_the_reason(two: rd.MirroredStrategy, reading: str) -> None:
-    kind = "stop" if reading in ("values", "state_dict", "next") else "attribute"
-    trained = Trained(two)
-    with pytest.raises(TYPES[kind]) as caught:
-        READINGS[reading](trained, trained.run(kind))
-    require_reason(caught.value, kind)
-    assert two.run(lambda: 1).values == (1, 1)
+def test_every_way_to_read_tells_the_reason(two: rd.MirroredStrategy) -> None:
+    for reading, read in READINGS.items():
+        kind = "stop" if reading in ("values", "state_dict", "next") else "attribute"
+        trained = Trained(two)
+        with pytest.raises(TYPES[kind]) as caught:
+            pytest.fail(f"{reading} gave {read(trained, trained.run(kind))!r}")
+        require_reason(caught.value, kind)
+        assert two.run(lambda: 1).values == (1, 1), reading
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_every_kind_of_error_is_told(two: rd.MirroredStrategy, kind: str) -> None:
-    trained = Trained(two)
-    with pytest.raises(TYPES[kind]) as caught:
-        two.reduce("MEAN", trained.run(kind)[-1])
-    require_reason(caught.value, kind)
+def test_every_kind_of_error_is_told(two: rd.MirroredStrategy) -> None:
+    for kind, expected in TYPES.items():
+        trained = Trained(two)
+        with pytest.raises(expected) as caught:
+            two.reduce("MEAN", trained.run(kind)[-1])
+        require_reason(caught.value, kind)
 
 
 def test_a_step_that_was_given_up_has_the_first_error_as_its_cause(two: rd.MirroredStrategy) -> None:
@@ -165,12 +156,12 @@ def draw(batches: Any, kind: str) -> int:
     return 1
 
 
-@pytest.mark.parametrize("kind", ["stop", "own"])
-def test_loops_in_the_replicas_tell_the_reason(two: rd.MirroredStrategy, kind: str) -> None:
-    batches = two.distribute_dataset(rd.Dataset.range(16).batch(4))
-    with pytest.raises(TYPES[kind]) as caught:
-        two.local_results(two.run(draw, args=(iter(batches), kind)))
-    require_reason(caught.value, kind)
+def test_loops_in_the_replicas_tell_the_reason(two: rd.MirroredStrategy) -> None:
+    for kind in ("stop", "own"):
+        batches = two.distribute_dataset(rd.Dataset.range(16).batch(4))
+        with pytest.raises(TYPES[kind]) as caught:
+            two.local_results(two.run(draw, args=(iter(batches), kind)))
+        require_reason(caught.value, kind)
 
 
 class Failing(nn.Module):
@@ -196,35 +187,45 @@ FITTED: dict[str, Callable[[rd.Model], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("call", "kind"), [("fit", "attribute"), ("evaluate", "stop"), ("predict", "attribute")])
-@pytest.mark.parametrize("where", ["replicas", "one device"])
-def test_models_tell_the_reason(two: rd.MirroredStrategy, where: str, kind: str, call: str) -> None:
-    strategy = two if where == "replicas" else rd.OneDeviceStrategy("cpu")
-    with strategy.scope():
-        model = rd.Model(Failing(kind))
-        model.compile("sgd", "mse")
-    with pytest.raises(TYPES[kind]) as caught:
-        FITTED[call](model)
-    assert "real reason" in str(caught.value)
-    assert ", in failing" in printed(caught.value)
-    assert "/raydist/training/" not in printed(caught.value)
+def test_models_tell_the_reason(two: rd.MirroredStrategy) -> None:
+    calls = (("fit", "attribute"), ("evaluate", "stop"), ("predict", "attribute"))
+    for strategy, (call, kind) in itertools.product((two, rd.OneDeviceStrategy("cpu")), calls):
+        with strategy.scope():
+            model = rd.Model(Failing(kind))
+            model.compile("sgd", "mse")
+        with pytest.raises(TYPES[kind]) as caught:
+            pytest.fail(f"{call} gave {FITTED[call](model)!r}")
+        assert "real reason" in str(caught.value)
+        assert ", in failing" in printed(caught.value)
+        assert "/raydist/training/" not in printed(caught.value)
 
 
-@pytest.mark.parametrize("kind", [*TYPES])
-def test_one_device_raises_the_error_itself(kind: str) -> None:
+def test_one_device_raises_the_error_itself() -> None:
     strategy = rd.OneDeviceStrategy("cpu")
-    raised = {"exit": SystemExit, "interrupt": KeyboardInterrupt}.get(kind, TYPES[kind])
-    with pytest.raises(raised) as caught:
-        strategy.run(failing, args=(kind,))
-    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert names[:2] == ["test_one_device_raises_the_error_itself", "failing"]
-    assert caught.value.__notes__ == ["In step 0 on replica 0 (cpu)."]
+    for number, kind in enumerate(TYPES):
+        raised = {"exit": SystemExit, "interrupt": KeyboardInterrupt}.get(kind, TYPES[kind])
+        with pytest.raises(raised) as caught:
+            strategy.run(failing, args=(kind,))
+        names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert names[:2] == ["test_one_device_raises_the_error_itself", "failing"]
+        assert caught.value.__notes__ == [f"In step {number} on replica 0 (cpu)."]
 
 
-def test_closing_tells_the_reason(ray_cluster: None) -> None:
-    strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
-    with pytest.raises(AttributeError) as caught, strategy:
+def leave_unread(foreign: nn.Linear) -> None:
+    """Close a strategy with the error of a step that nobody has read, after some that the program was told."""
+    with rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01}) as strategy:
+        with pytest.raises(rd.FailedPreconditionError, match=f"belongs to another one than {strategy._name}"):
+            strategy.run(lambda: foreign.weight.sum())
+        with pytest.raises(ZeroDivisionError):
+            strategy.local_results(strategy.run(lambda: 1 / 0))
         strategy.run(failing, args=("attribute",))
+
+
+def test_closing_tells_the_reason_that_nobody_has_read(two: rd.MirroredStrategy) -> None:
+    model = Trained(two).model
+    two.local_results(two.run(lambda: model.weight.item()))
+    with pytest.raises(AttributeError) as caught:
+        leave_unread(model)
     require_reason(caught.value, "attribute")
 
 
@@ -237,21 +238,19 @@ def odd(kind: str) -> Callable[[Any], Any]:
     return mapped
 
 
-@pytest.mark.parametrize(
-    ("where", "kind"),
-    [("replicas", "stop"), ("replicas", "key"), ("one device", "attribute"), ("local", "stop"), ("spec", "attribute")],
-)
-def test_input_tells_the_reason(two: rd.MirroredStrategy, where: str, kind: str) -> None:
-    data: Any = rd.Dataset.range(8).map(odd(kind)).batch(4)
-    if where == "spec":
-        data = rd.Dataset.range(5, 8).map(odd(kind))
-    elif where == "replicas":
-        data = two.distribute_dataset(data)
-    elif where == "one device":
-        data = rd.OneDeviceStrategy("cpu").distribute_dataset(data)
-    with pytest.raises((TYPES[kind], RuntimeError)) as caught:
-        print(data.element_spec if where == "spec" else list(data))
-    assert ("StopIteration" if kind == "stop" else "real reason") in printed(caught.value)
+def test_input_tells_the_reason(two: rd.MirroredStrategy) -> None:
+    alone = rd.OneDeviceStrategy("cpu")
+    readings: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+        ("stop", lambda mapped: list(two.distribute_dataset(rd.Dataset.range(8).map(mapped).batch(4)))),
+        ("key", lambda mapped: list(two.distribute_dataset(rd.Dataset.range(8).map(mapped).batch(4)))),
+        ("attribute", lambda mapped: list(alone.distribute_dataset(rd.Dataset.range(8).map(mapped).batch(4)))),
+        ("stop", lambda mapped: list(rd.Dataset.range(8).map(mapped).batch(4))),
+        ("attribute", lambda mapped: rd.Dataset.range(5, 8).map(mapped).element_spec),
+    )
+    for kind, read in readings:
+        with pytest.raises((TYPES[kind], RuntimeError)) as caught:
+            pytest.fail(f"{kind} gave {read(odd(kind))!r}")
+        assert ("StopIteration" if kind == "stop" else "real reason") in printed(caught.value)
 
 
 def test_a_property_that_raises_is_not_called_missing() -> None:

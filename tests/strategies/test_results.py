@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -46,39 +46,30 @@ def test_another_structure_than_in_the_last_call_is_an_error_where_it_is_read_an
     assert two.reduce("SUM", two.run(trainer.by_head, args=(x,))["b"]) == 3
 
 
-def test_a_value_where_run_returned_none_is_an_error(two: rd.MirroredStrategy) -> None:
-    def step(x: torch.Tensor, returns: bool) -> torch.Tensor | None:
+def test_a_step_that_returned_none_is_not_waited_for_and_a_value_in_its_place_is_an_error(
+    two: rd.MirroredStrategy,
+) -> None:
+    def step(x: torch.Tensor, returns: bool, seconds: float = 0.0) -> torch.Tensor | None:
+        time.sleep(seconds)
         return x.sum() if returns else None
 
     x = rows(two, [[1.0], [2.0]])
-    for _ in range(2):
-        assert two.run(step, args=(x, False)) is None
+    assert two.run(step, args=(x, False)) is None
+    began = time.monotonic()
+    assert two.run(step, args=(x, False, 1.0)) is None
+    assert time.monotonic() - began < 0.9
     assert two.run(step, args=(x, True)) is None
     with pytest.raises(rd.InvalidArgumentError, match="returned a value, and `run` had returned None"):
         two.local_results(two.run(lambda: 1))
     assert two.local_results(two.run(lambda: 1)) == (1, 1)
 
 
-def test_a_step_that_returned_none_is_not_waited_for(two: rd.MirroredStrategy) -> None:
-    def wait(seconds: float) -> None:
-        time.sleep(seconds)
-
-    assert two.run(wait, args=(0.0,)) is None
-    began = time.monotonic()
-    assert two.run(wait, args=(2.0,)) is None
-    assert time.monotonic() - began < 1.5
-
-
-@pytest.mark.parametrize("kind", [tuple, list])
-def test_plain_data_that_a_step_encloses(two: rd.MirroredStrategy, kind: type) -> None:
+def test_nests_follow_plain_data_that_a_step_encloses_and_its_arguments(two: rd.MirroredStrategy) -> None:
     x = rows(two, [[1.0], [2.0]])
-    for names in (["a"], ["b"], ["a", "b"]) * 2:
-        result = two.run(naming(kind(names)), args=(x,))
-        assert [two.reduce("SUM", result[name]) for name in names] == [3] * len(names)
-
-
-def test_the_nests_of_arguments(two: rd.MirroredStrategy) -> None:
-    x = rows(two, [[1.0], [2.0]])
+    for kind in (tuple, list):
+        for names in (["a"], ["b"], ["a", "b"]) * 2:
+            result = two.run(naming(kind(names)), args=(x,))
+            assert [two.reduce("SUM", result[name]) for name in names] == [3] * len(names)
 
     def same(given: Any) -> Any:
         return given
@@ -111,39 +102,27 @@ def test_results_keep_their_classes(two: rd.MirroredStrategy) -> None:
             two.reduce("MEAN", out)
 
 
-def test_objects_of_every_kind_come_back_as_on_one_device(two: rd.MirroredStrategy) -> None:
-    def step() -> Any:
+def test_objects_of_every_kind_come_back_and_are_arguments_as_on_one_device(two: rd.MirroredStrategy) -> None:
+    def make() -> Any:
         return Output(loss=torch.tensor(1.0), z=None), Pair((1, Frozen(1.5))), Encoding({"b": 1, "a": 2}, 3)
 
-    expected = step()
-    for local in two.local_results(two.run(step)):
+    expected = make()
+    for local in two.local_results(two.run(make)):
         assert [type(one) for one in local] == [Output, Pair, Encoding]
         assert repr(local) == repr(expected)
         assert local[1][1].double == 3
         assert local[2].count == 3
-
-
-def test_classes_of_arguments(two: rd.MirroredStrategy) -> None:
     x = rows(two, [[1.0], [2.0]])
 
     def step(given: Any) -> Any:
         return type(given).__name__, sum(given.values()).item()
 
     for given in (Encoding({"x": x}, 1), Output(loss=x), ModelOutput(logits=x)):
-        names = [name for name, _ in two.local_results(two.run(step, args=(given,)))]
-        assert names == [type(given).__name__] * 2
-        assert [number for _, number in two.local_results(two.run(step, args=(given,)))] == [1, 2]
+        name = type(given).__name__
+        assert two.local_results(two.run(step, args=(given,))) == ((name, 1), (name, 2))
 
 
 Step = Callable[..., torch.Tensor]
-
-
-@pytest.fixture
-def other(two: rd.MirroredStrategy) -> Iterator[rd.MirroredStrategy]:
-    """A second strategy beside the shared one."""
-    made = rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01})
-    with made:
-        yield made
 
 
 def begin(scope: contextlib.AbstractContextManager[Any], seed: int) -> tuple[nn.Linear, Step]:
@@ -180,28 +159,8 @@ def assert_trained(model: nn.Linear, seed: int, epochs: int = 1) -> None:
     torch.testing.assert_close(trained, dict(bare.state_dict()))
 
 
-def test_steps_in_turns_train_both_and_one_that_is_closed_leaves_the_other(
-    two: rd.MirroredStrategy, other: rd.MirroredStrategy
-) -> None:
-    (mine, step), (its, its_step) = begin(two.scope(), 1), begin(other.scope(), 2)
-    distributed = two.distribute_dataset(data(1))
-    for batch, its_batch in zip(distributed, other.distribute_dataset(data(2)), strict=True):
-        two.run(step, args=(batch,))
-        other.run(its_step, args=(its_batch,))
-    assert_trained(its, 2)
-    other.close()
-    assert_trained(its, 2)
-    for batch in distributed:
-        two.run(step, args=(batch,))
-    assert_trained(mine, 1, epochs=2)
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_step_of_one_that_fails_is_nothing_to_the_other(
-    two: rd.MirroredStrategy, other: rd.MirroredStrategy, failing: int
-) -> None:
-    """Steps of the other are under way when the error comes; the one that failed goes on, too."""
-    strategies = (two, other)
+def alternate(strategies: Sequence[rd.Strategy], failing: int) -> list[nn.Linear]:
+    """Models that strategies train in turns; steps of one fail meanwhile, which go on with the next batch."""
     begun = [begin(strategy.scope(), seed) for seed, strategy in enumerate(strategies, start=1)]
     inputs = [iter(strategy.distribute_dataset(data(seed))) for seed, strategy in enumerate(strategies, start=1)]
     for number, batches in enumerate(zip(*inputs, strict=True)):
@@ -210,10 +169,28 @@ def test_a_step_of_one_that_fails_is_nothing_to_the_other(
             strategy.run(step, args=(batch, torch.tensor(fail)))  # no nest depends on a tensor
             for strategy, (_, step), batch, fail in zip(strategies, begun, batches, fails, strict=True)
         ]
-        if any(fails):
+        if any(fails):  # steps of the other are under way when the error comes
             with pytest.raises(KeyError, match="on purpose"):
                 strategies[failing].local_results(results[failing])
             strategies[failing].run(begun[failing][1], args=(batches[failing],))
         strategies[1 - failing].local_results(results[1 - failing])
-    for seed, (model, _) in enumerate(begun, start=1):
-        assert_trained(model, seed)
+    return [model for model, _ in begun]
+
+
+def test_of_two_in_turns_one_that_fails_or_is_closed_is_nothing_to_the_other(
+    two: rd.MirroredStrategy,
+) -> None:
+    with rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}) as other:
+        for failing in (0, 1):
+            mine, its = alternate((two, other), failing)
+            assert_trained(mine, 1)
+            assert_trained(its, 2)
+        mine, step = begin(two.scope(), 1)
+        distributed = two.distribute_dataset(data(1))
+        for batch in distributed:
+            two.run(step, args=(batch,))
+        other.close()
+        assert_trained(its, 2)
+        for batch in distributed:
+            two.run(step, args=(batch,))
+        assert_trained(mine, 1, epochs=2)

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,13 +59,13 @@ def sums(result):
 def both(result):
     return [sum(each) for each in sums(result)]
 
-NUM_ROWS, FOLDER = int(sys.argv[1]), sys.argv[2]
+NUM_ROWS, FOLDER, *PARTS = int(sys.argv[1]), *sys.argv[2:]
 NO, YES = torch.tensor(False), torch.tensor(True)
 
 def tell_twice(what):
     for _ in range(2):
         print(what, held(), "spilled" if "pilled" in store() else "kept")
-        time.sleep(3)
+        time.sleep(1.5)
 
 def stop_after_one(batches):
     batch = own(next(batches))
@@ -88,14 +89,7 @@ def await_standstill(path):
         time.sleep(0.1)
     return size
 
-level = held()
-with strategy:
-    batches = begin(numbered(NUM_ROWS, 1).batch(8))
-    head = both(strategy.run(stop_after_one, args=(batches,)))
-    tell_twice("both stop:")
-    rest = both(strategy.run(read_telling, args=(batches, NO)))  # a function's first results are waited for
-    print("after both:", *(a + b for a, b in zip(head, rest)))
-
+def one_stops():
     open(f"{FOLDER}/read-by-1", "w").close()
     result = strategy.run(read_telling, args=(begin(numbered(NUM_ROWS, 1).batch(8)), YES))
     print("read alone:", await_standstill(f"{FOLDER}/read-by-1"))
@@ -103,10 +97,19 @@ with strategy:
     open(f"{FOLDER}/go", "w").close()
     print("after one:", *both(result))
 
-    print("large:", *sums(strategy.run(read_all, args=(begin(numbered(2, 100).batch(2)),))))
-
-    batches = begin(numbered(3, 300).batch(1), 0, split="balanced")
-    print("rows of 300 MiB:", *sums(strategy.run(read_all, args=(batches,))))
+level = held()
+with strategy:
+    batches = begin(numbered(NUM_ROWS, 1).batch(8))
+    head = both(strategy.run(stop_after_one, args=(batches,)))
+    tell_twice("both stop:")
+    rest = both(strategy.run(read_telling, args=(batches, NO)))  # a function's first results are waited for
+    print("after both:", *(a + b for a, b in zip(head, rest)))
+    if "one stops" in PARTS:
+        one_stops()
+    if "large" in PARTS:
+        print("large:", *sums(strategy.run(read_all, args=(begin(numbered(2, 100).batch(2)),))))
+        batches = begin(numbered(3, 300).batch(1), 0, split="balanced")
+        print("rows of 300 MiB:", *sums(strategy.run(read_all, args=(batches,))))
     batches.close()
     deadline = time.monotonic() + 20
     while held() > level and time.monotonic() < deadline:
@@ -115,11 +118,11 @@ with strategy:
 """
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> str:
+def output_of(folder: Path, *parts: str) -> str:
+    """What the program prints about replicas of which both stop reading, and about these parts."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(NUM_ROWS), str(tmp_path_factory.mktemp("readers"))],
+        [sys.executable, "-c", PROGRAM, str(NUM_ROWS), str(folder), *parts],
         env=environment,
         capture_output=True,
         text=True,
@@ -130,23 +133,26 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("who", ["both stop", "one stops"])
-def test_replicas_that_stop_reading_make_nothing_spill_and_lose_nothing(output: str, who: str) -> None:
+def check_stop(output: str, who: str) -> None:
+    """Nothing is spilled or lost, and little is held."""
     found = re.findall(rf"^{who}: (\d+) (\w+)$", output, flags=re.MULTILINE)
     assert [state for _, state in found] == ["kept", "kept"]
     assert max(int(mib) for mib, _ in found) <= MOST_HELD
     assert f"after {who.split()[0]}: {sum(range(1, NUM_ROWS + 1))} {NUM_ROWS}\n" in output
 
 
-def test_a_replica_goes_on_without_one_that_stops_until_enough_is_ready(output: str) -> None:
+def test_replicas_that_stop_reading_make_nothing_spill_and_lose_nothing(tmp_path: Path) -> None:
+    output = output_of(tmp_path)
+    check_stop(output, "both stop")
+    assert "left: 0\n" in output
+
+
+@pytest.mark.long
+def test_one_that_stops_and_what_is_larger_than_the_store(tmp_path: Path) -> None:
+    output = output_of(tmp_path, "one stops", "large")
+    check_stop(output, "one stops")
     (alone,) = re.findall(r"^read alone: (\d+)$", output, flags=re.MULTILINE)
-    assert 2 <= int(alone) < MOST_HELD // 8
-
-
-def test_pieces_larger_than_the_store_arrive(output: str) -> None:
+    assert 2 <= int(alone) < MOST_HELD // 8  # the other goes on until enough is ready
     assert "large: (1, 2) (1, 1)\n" in output
-
-
-def test_rows_larger_than_the_store_arrive_and_leave_it_empty(output: str) -> None:
     assert "rows of 300 MiB: (4, 2) (2, 1)\n" in output  # sums, and how many rows
     assert "left: 0\n" in output

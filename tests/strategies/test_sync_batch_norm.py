@@ -18,6 +18,7 @@ from raydist.strategies.sync_batch_norm import SyncBatchNorm
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
+pytestmark = pytest.mark.timeout(120)
 ROWS = np.random.default_rng(0).normal(3.0, 2.0, size=(7, 2, 3))
 
 
@@ -36,24 +37,29 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[t
     return step
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("num_replicas", [2, 3])
-def test_replicas_train_like_one_with_batch_norm(
-    num_replicas: int, mirrored: Callable[[int], rd.MirroredStrategy]
+def check_trains_as_batch_norm(
+    strategy: rd.Strategy, model: nn.Module, optimizer: torch.optim.Optimizer, layer: type[nn.Module]
 ) -> None:
-    strategy = mirrored(num_replicas)
-    with strategy.scope():
-        model, optimizer = build(SyncBatchNorm)
+    """Train it on a strategy, and the same with a layer of one device alone."""
     step = make_step(model, optimizer)
     for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(ROWS).batch(4)):
         strategy.run(step, args=(batch,))
-    reference, alone = build(nn.BatchNorm1d)
+    reference, alone = build(layer)
     for start in (0, 4):
         make_step(reference, alone)(torch.from_numpy(ROWS[start : start + 4]))
     found = model.state_dict()
+    assert list(found) == list(reference.state_dict())
     for name, expected in reference.state_dict().items():
         torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.ray
+def test_replicas_train_like_one_with_batch_norm(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    for num_replicas in (2, 3):
+        strategy = mirrored(num_replicas)
+        with strategy.scope():
+            model, optimizer = build(SyncBatchNorm)
+        check_trains_as_batch_norm(strategy, model, optimizer, nn.BatchNorm1d)
 
 
 def test_convert_keeps_parameters_and_everything_else() -> None:
@@ -111,41 +117,24 @@ def test_what_torch_made_of_layers_keeps_hooks_parametrizations_and_flags() -> N
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("way", ["subclass", "torch", "torch's, copied"])
-def test_other_layers_train_like_one_replica(way: str, mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
-    strategy = mirrored(2)
+def test_other_layers_train_like_one_replica_and_what_cannot_is_named(two: rd.MirroredStrategy) -> None:
     made = nn.SyncBatchNorm(4).double()
-    with strategy.scope():
-        if way == "subclass":
-            model, _ = build(NormReLU)
-            SyncBatchNorm.convert(model)
-        else:
-            model, _ = build(nn.BatchNorm1d)
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-            if way != "torch":
+    for way in ("subclass", "torch", "torch's, copied"):
+        layer = NormReLU if way == "subclass" else nn.BatchNorm1d
+        with two.scope():
+            model, _ = build(layer)
+            if way == "subclass":
+                SyncBatchNorm.convert(model)
+            else:
+                model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            if way == "torch's, copied":
                 model[1] = copy.deepcopy(made)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = make_step(model, optimizer)
-    for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(ROWS).batch(4)):
-        strategy.run(step, args=(batch,))
-    reference, alone = build(NormReLU if way == "subclass" else nn.BatchNorm1d)
-    for start in (0, 4):
-        make_step(reference, alone)(torch.from_numpy(ROWS[start : start + 4]))
-    found = model.state_dict()
-    assert list(found) == list(reference.state_dict())
-    for name, expected in reference.state_dict().items():
-        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12, msg=name)
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-def test_a_forward_with_statistics_of_its_own_is_named(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        layer = SyncBatchNorm.convert(OwnStatistics(2).double())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        check_trains_as_batch_norm(two, model, optimizer, layer)
+    with two.scope():
+        own = SyncBatchNorm.convert(OwnStatistics(2).double())
     with pytest.raises(ValueError, match="that of OwnStatistics takes statistics of its own"):
-        strategy.local_results(strategy.run(layer, args=(torch.ones(4, 2, dtype=torch.float64),)))
+        two.local_results(two.run(own, args=(torch.ones(4, 2, dtype=torch.float64),)))
 
 
 class OfRank:
@@ -161,9 +150,13 @@ class OfRank:
         return differentiable.all_reduce(self._group, differentiable.promote(value, op), op)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_numbers_of_16_bits_are_added_up_in_more(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_16_bits_are_added_up_in_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than the largest float16, and more of them than bfloat16 counts one by one."""
+    for dtype in (torch.float16, torch.bfloat16):
+        check_dtype(dtype, monkeypatch)
+
+
+def check_dtype(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     rows, upstream = (torch.randn(4, 1, 150, 151, generator=generator).add(10).to(dtype) for _ in range(2))
     contexts: dict[int, OfRank] = {}
@@ -190,16 +183,14 @@ def test_numbers_of_16_bits_are_added_up_in_more(dtype: torch.dtype, monkeypatch
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
-def test_a_single_row_is_an_error_as_on_one_replica(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
+def test_a_single_row_is_an_error_as_on_one_replica(two: rd.MirroredStrategy) -> None:
+    with two.scope():
         layer = SyncBatchNorm(2)
     batches = rd.Dataset.from_tensor_slices(np.ones((5, 2), np.float32)).batch(2)  # a row each, then one in all
-    good, also_good, single = strategy.distribute_dataset(batches)
+    good, also_good, single = two.distribute_dataset(batches)
     for batch in (good, also_good):
-        strategy.local_results(strategy.run(layer, args=(batch,)))
+        two.local_results(two.run(layer, args=(batch,)))
     with pytest.raises(ValueError, match="expected more than 1 value per channel when training.*got 1 in this"):
-        strategy.local_results(strategy.run(layer, args=(single,)))
+        two.local_results(two.run(layer, args=(single,)))
     with pytest.raises(ValueError, match="more than 1 value per channel when training"):
         SyncBatchNorm(2)(torch.ones(1, 2))

@@ -6,26 +6,71 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import raydist as rd
 from raydist.strategies.tpu import TpuRequest
-from raydist.testing.strategy_contract import check_program
+from raydist.testing.strategy_contract import CHECKS, check_closing, check_program
 from raydist.testing.training_program import Program
 from raydist.tpu_slices.inventory import SliceShape
 from tests.checkpoints.loops.training import TrainingOptions, check_preemption_at_a_draw, check_saves_after_draws
 from tests.contracts.exchange_program import check_exchanges
 from tests.xla_world import IS_REAL, TPU_LIMIT_S
 
+pytestmark = pytest.mark.timeout(TPU_LIMIT_S)
+
+
+# The first test of this file: `tpu`, of the next ones, has the slice until the last has ended.
+@pytest.mark.ray
+@pytest.mark.skipif(IS_REAL, reason="XLA's CPU devices are one host's, in one process")
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
+def test_a_host_that_is_gone_is_an_error_within_the_limits(tpu_slices: None, how: signal.Signals) -> None:
+    limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
+    strategy = rd.TPUStrategy(accelerator_version="v4", timeouts=limits)
+    try:
+        with strategy.scope():
+            model = nn.Linear(1, 1)
+
+        def step() -> int:
+            model(torch.ones(1, 1, device=rd.get_replica_context().device)).sum().backward()
+            return os.getpid()
+
+        def train() -> None:
+            for _ in range(50):
+                strategy.local_results(strategy.run(step))
+
+        *_, target = strategy.local_results(strategy.run(step))
+        os.kill(target, how)
+        start = time.monotonic()
+        try:
+            with pytest.raises((rd.UnavailableError, rd.DeadlineExceededError), match=r"replica|rank"):
+                train()
+            assert time.monotonic() - start < 30
+        finally:
+            if how is signal.SIGSTOP:
+                os.kill(target, signal.SIGCONT)
+    finally:
+        strategy._abort(fetch=False)
+
 
 @pytest.mark.ray
-@pytest.mark.timeout(TPU_LIMIT_S)
+@pytest.mark.skipif(IS_REAL, reason="each of its programs would be compiled for XLA: not tried")
+def test_contract(tpu: rd.TPUStrategy) -> None:
+    for check in CHECKS:
+        check(tpu)
+    check_closing(lambda: rd.TPUStrategy(accelerator_version="v5litepod"))
+
+
+@pytest.mark.ray
 def test_one_actor_a_host_has_a_replica_for_each_chip(tpu: rd.TPUStrategy) -> None:
     def where() -> tuple[int, int, str]:
         return os.getpid(), threading.get_ident(), str(rd.get_replica_context().device)
@@ -39,9 +84,9 @@ def test_one_actor_a_host_has_a_replica_for_each_chip(tpu: rd.TPUStrategy) -> No
     assert devices == (("xla:0", "xla:1", "xla:2", "xla:3") if IS_REAL else ("cpu",) * 4)
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(TPU_LIMIT_S)
-def test_sums_over_all_chips_are_exact_and_in_the_order_of_ranks(tpu: rd.TPUStrategy) -> None:
+def check_sums(tpu: rd.TPUStrategy) -> None:
+    """Sums over all chips are exact, and added up in the order of ranks."""
+
     def step() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx = rd.get_replica_context()
         mine = torch.tensor([2.0 ** (20 * ctx.replica_id_in_sync_group), 1.0], dtype=torch.float64, device=ctx.device)
@@ -56,24 +101,28 @@ def test_sums_over_all_chips_are_exact_and_in_the_order_of_ranks(tpu: rd.TPUStra
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(TPU_LIMIT_S)
-@pytest.mark.parametrize("num_rows", [3, 14])
-def test_four_chips_train_what_one_device_does(tpu: rd.TPUStrategy, num_rows: int) -> None:
-    program = Program(
-        "conv", "sgd", num_rows=num_rows, batch_size=6, clip=True, accumulate=1, schedule=False, seed=num_rows
-    )
-    check_program(program, tpu)
+def test_replicas_that_call_different_collectives_are_told_and_go_on(tpu: rd.TPUStrategy) -> None:
+    def step() -> torch.Tensor:
+        ctx = rd.get_replica_context()
+        total: torch.Tensor = ctx.all_reduce(rd.ReduceOp.SUM, torch.ones(1 + (ctx.replica_id_in_sync_group == 2)))
+        return total
+
+    check_sums(tpu)
+    with pytest.raises(rd.CollectiveMismatchError, match="rank 2 differs from the others"):
+        tpu.local_results(tpu.run(step))
+    check_sums(tpu)
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(TPU_LIMIT_S)
-@pytest.mark.skipif(IS_REAL, reason="each of its programs would be compiled for XLA: not tried")
-def test_gradients_of_chips_are_those_of_one_device(tpu: rd.TPUStrategy) -> None:
-    check_exchanges(tpu, 4)
+def test_four_chips_train_what_one_device_does(tpu: rd.TPUStrategy) -> None:
+    for num_rows in (3, 14):  # of which a chip has none, or the last batch has not as many for each
+        shape: Any = {"num_rows": num_rows, "batch_size": 6, "clip": True, "accumulate": 1, "schedule": False}
+        check_program(Program("conv", "sgd", seed=num_rows, **shape), tpu)
+    if not IS_REAL:  # each of its programs would be compiled for XLA: not tried
+        check_exchanges(tpu, 4)
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(TPU_LIMIT_S)
 def test_loops_on_chips_save_and_are_preempted_at_draws(tpu: rd.TPUStrategy, tmp_path: Path) -> None:
     options = TrainingOptions(dropout=0.0)  # the chips of a host share the generator of its CPU
     check_saves_after_draws(tpu, tmp_path / "saves", options)
@@ -81,36 +130,19 @@ def test_loops_on_chips_save_and_are_preempted_at_draws(tpu: rd.TPUStrategy, tmp
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(TPU_LIMIT_S)
-def test_replicas_that_call_different_collectives_are_told_and_go_on(tpu: rd.TPUStrategy) -> None:
-    def step() -> torch.Tensor:
-        ctx = rd.get_replica_context()
-        total: torch.Tensor = ctx.all_reduce(rd.ReduceOp.SUM, torch.ones(1 + (ctx.replica_id_in_sync_group == 2)))
-        return total
-
-    with pytest.raises(rd.CollectiveMismatchError, match="rank 2 differs from the others"):
-        tpu.local_results(tpu.run(step))
-    test_sums_over_all_chips_are_exact_and_in_the_order_of_ranks(tpu)
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(TPU_LIMIT_S)
-def test_a_slice_that_another_strategy_has(tpu: rd.TPUStrategy) -> None:
+def test_slices_that_cannot_be_had(tpu: rd.TPUStrategy) -> None:
     late = rd.TPUStrategy("2x2x1", "v4", timeouts=rd.Timeouts(start_s=2))
     with pytest.raises(rd.DeadlineExceededError) as caught, late.scope():
         pass
-    message = str(caught.value)
-    assert "A v4 slice 2x2x1" in message
-    assert "within 2 s (Timeouts.start_s)" in message
-    assert "slice 'slice-a' (v4-8, 2x2x1): host" in message
-    assert "with 0 of" in message
-    assert f"TPUs are reserved by {tpu._name} (" in message
+    for part in (
+        "A v4 slice 2x2x1",
+        "within 2 s (Timeouts.start_s)",
+        "slice 'slice-a' (v4-8, 2x2x1): host",
+        "with 0 of",
+        f"TPUs are reserved by {tpu._name} (",
+    ):
+        assert part in str(caught.value)
     late.close()
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(TPU_LIMIT_S)
-def test_a_slice_that_is_not_there(tpu_slices: None) -> None:
     with pytest.raises(rd.InvalidArgumentError, match=r"v6e matches no kinds of slices in the cluster: slice 'slice-"):
         _ = rd.TPUStrategy(accelerator_version="v6e").num_replicas_in_sync
     with pytest.raises(rd.InvalidArgumentError, match="any slice matches 2 kinds of slices in the cluster"):
@@ -122,36 +154,30 @@ def test_a_slice_that_is_not_there(tpu_slices: None) -> None:
 
 V4 = SliceShape.of("v4", "2x2x2")
 TWO = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a:1", "b:1"]}), num_accelerators={"TPU": 4})
+EIGHT = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a:1", "b:1"]}), num_accelerators={"TPU": 8})
 
 
 def scaling_config(**said: Any) -> Any:
     return SimpleNamespace(**{"use_tpu": True, "topology": None, "accelerator_type": None, "num_workers": 2, **said})
 
 
-def test_a_resolver_that_agrees() -> None:
+def test_a_resolver_agrees_with_the_slice_or_is_an_error() -> None:
     assert TpuRequest.of(None, None, TWO).require(V4) is V4
     assert TpuRequest.of("2x2x2", "v4", rd.SimpleClusterResolver(rd.ClusterSpec({}))).require(V4) is V4
     config = scaling_config(topology="2X2X2", accelerator_type="TPU-V4")
     assert TpuRequest.of(None, "v4", config) == TpuRequest("2x2x2", "v4", 2)
     assert TpuRequest.of(None, None, scaling_config(num_workers=(1, 4))).num_hosts is None
-
-
-def test_a_resolver_that_contradicts_the_slice() -> None:
     with pytest.raises(rd.InvalidArgumentError, match=r"says 2 hosts, but a v4 slice 2x2x4 \(4 hosts .*\) has 4"):
         TpuRequest.of("2x2x4", "v4", TWO).require(SliceShape.of("v4", "2x2x4"))
-    eight = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a:1", "b:1"]}), num_accelerators={"TPU": 8})
     with pytest.raises(rd.InvalidArgumentError, match="says 8 chips on each host, but a v4 slice"):
-        TpuRequest.of(None, None, eight).require(V4)
-
-
-def test_a_scaling_config_that_contradicts_the_arguments() -> None:
+        TpuRequest.of(None, None, EIGHT).require(V4)
     with pytest.raises(rd.InvalidArgumentError, match="topology of the slice is '2x2x2', but .* says '2x2x4'"):
         rd.TPUStrategy("2x2x2", "v4", scaling_config(topology="2x2x4"))
     with pytest.raises(rd.InvalidArgumentError, match="version of the slice is 'v4', but .* says 'v6e'"):
         rd.TPUStrategy(None, "v4", scaling_config(accelerator_type="TPU-V6E"))
-
-
-@pytest.mark.parametrize("resolver", ["grpc://10.0.0.1", scaling_config(use_tpu=False), 2])
-def test_what_is_no_resolver(resolver: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="must be an rd.ClusterResolver, or a ray.train.ScalingConfig"):
-        rd.TPUStrategy(cluster_resolver=resolver)
+    wrong: tuple[Any, ...] = ("grpc://10.0.0.1", scaling_config(use_tpu=False), 2)
+    for resolver in wrong:
+        with pytest.raises(
+            rd.InvalidArgumentError, match="must be an rd.ClusterResolver, or a ray.train.ScalingConfig"
+        ):
+            rd.TPUStrategy(cluster_resolver=resolver)

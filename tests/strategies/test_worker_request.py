@@ -30,49 +30,33 @@ def resolver(task: tuple[str, int] | None = None, **jobs: list[str]) -> rd.Simpl
     return rd.SimpleClusterResolver(rd.ClusterSpec(jobs), *(task or ()))
 
 
-def test_a_resolver_names_the_workers_chief_first() -> None:
+def test_a_resolver_names_the_workers_chief_first_and_their_devices() -> None:
     found = WorkerRequest().with_resolver(resolver(worker=["b:1", "[fe80::2]:7", "fe80::3"], chief=["a"]))
     assert found.hosts == ("a", "b", "fe80::2", "fe80::3")
     assert (found.num_workers, found.placement, found.devices) == (4, "STRICT_SPREAD", None)
     assert WorkerRequest(devices=3).with_resolver(resolver(worker=["a"])).devices == 3
-
-
-def test_accelerators_of_a_resolver_are_devices() -> None:
     with_gpus = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a"]}), num_accelerators={"GPU": 2})
     assert WorkerRequest().with_resolver(with_gpus).devices == ["GPU:0", "GPU:1"]
     assert WorkerRequest(devices=1).with_resolver(with_gpus).devices == 1
 
 
-@pytest.mark.parametrize("task", [("worker", 0), ("worker", 1), ("evaluator", 0)])
-def test_another_task_is_told_that_it_is_not_needed(task: tuple[str, int]) -> None:
-    jobs = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "evaluator": ["d:1"]}
-    with pytest.raises(InvalidArgumentError, match=rf"as task chief 0 \(a:1\).* is task {task[0]} {task[1]}\. On the"):
-        WorkerRequest().with_resolver(resolver(task, **jobs))
-
-
-@pytest.mark.parametrize(
-    ("task", "jobs", "told"),
-    [
-        (
-            ("worker", 7),
-            {"worker": ["a", "b"]},
-            r"is task worker 7 \(TF_CONFIG\?\), and of that job there are 2: a, b\.",
-        ),
-        ((None, 1), {"worker": ["a", "b"]}, r"the index 1 alone .*Name its type"),
-        (("chief", 0), {"chief": ["a", "b"]}, r"one chief, .* got \['a', 'b'\]\. Make workers"),
-        (("worker", 1), {}, r"task worker 1 .*, and no cluster is named\. Name it"),
-    ],
+ALL = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "evaluator": ["d:1"]}
+WRONG: tuple[tuple[Any, dict[str, list[str]], str], ...] = (
+    (("worker", 1), ALL, r"as task chief 0 \(a:1\).* is task worker 1\. On the"),
+    (("evaluator", 0), ALL, r"as task chief 0 \(a:1\).* is task evaluator 0\. On the"),
+    (("worker", 7), {"worker": ["a", "b"]}, r"is task worker 7 \(TF_CONFIG\?\), and of that job there are 2: a, b\."),
+    ((None, 1), {"worker": ["a", "b"]}, r"the index 1 alone .*Name its type"),
+    (("chief", 0), {"chief": ["a", "b"]}, r"one chief, .* got \['a', 'b'\]\. Make workers"),
+    (("worker", 1), {}, r"task worker 1 .*, and no cluster is named\. Name it"),
+    (None, {"worker": ["a"], "ps": ["b"]}, r"jobs \"chief\" and \"worker\", got \{'worker': .*'ps'"),
+    (None, {"evaluator": ["a"]}, "must have tasks"),
 )
-def test_a_task_that_the_cluster_does_not_have_is_told(task: Any, jobs: dict[str, list[str]], told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
-        WorkerRequest().with_resolver(resolver(task, **jobs))
 
 
-def test_jobs_that_are_not_workers_are_errors() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"jobs \"chief\" and \"worker\", got \{'worker': .*'ps'"):
-        WorkerRequest().with_resolver(resolver(worker=["a"], ps=["b"]))
-    with pytest.raises(InvalidArgumentError, match="must have tasks"):
-        WorkerRequest().with_resolver(resolver(evaluator=["a"]))
+def test_tasks_and_jobs_that_are_not_the_chiefs_or_workers_are_errors() -> None:
+    for task, jobs, told in WRONG:
+        with pytest.raises(InvalidArgumentError, match=told):
+            WorkerRequest().with_resolver(resolver(task, **jobs))
 
 
 def test_two_numbers_of_workers_are_an_error_that_shows_both() -> None:
@@ -94,26 +78,21 @@ def test_a_scaling_config_has_a_replica_a_worker() -> None:
     assert found == WorkerRequest(2, ["GPU:0", "GPU:1"], {"GPU": 1.0, "CPU": 2.0}, "PACK")
 
 
-def test_rays_own_scaling_config_is_one() -> None:
+def test_rays_own_scaling_config_is_one_and_what_is_none_is_an_error() -> None:
     from ray.train import ScalingConfig
 
     given = ScalingConfig(num_workers=3, resources_per_worker={"CPU": 0.5}, placement_strategy="STRICT_SPREAD")
     assert WorkerRequest().with_scaling_config(given) == WorkerRequest(3, ["CPU:0"], {"CPU": 0.5}, "STRICT_SPREAD")
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+    wrong: tuple[tuple[Any, str], ...] = (
         ("grpc://", "must be an rd.ClusterResolver, or .* got 'grpc://'"),
         (Config(num_workers=(1, 4)), r"its number of workers, got Config\(num_workers=\(1, 4\)"),
         (Config(num_workers=0), "its number of workers"),
         (Config(placement_strategy="WIDE"), "placement_strategy of PACK, .*'WIDE'"),
         (Config(use_tpu=True), "must have no TPUs"),
-    ],
-)
-def test_what_is_no_resolver_is_an_error(given: Any, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said):
-        rd.MultiWorkerMirroredStrategy(cluster_resolver=given)
+    )
+    for other, said in wrong:
+        with pytest.raises(InvalidArgumentError, match=said):
+            rd.MultiWorkerMirroredStrategy(cluster_resolver=other)
 
 
 def test_a_host_is_the_node_of_its_address() -> None:
@@ -124,18 +103,11 @@ def test_a_host_is_the_node_of_its_address() -> None:
         "10.0.0.2",
     )
     assert assign_hosts([], NODES, str) == ()
-
-
-@pytest.mark.parametrize(
-    ("hosts", "surplus"),
-    [
+    nodes = r"10\.0\.0\.1, 10\.0\.0\.2, 10\.0\.0\.2"
+    for hosts, surplus in (
         (["10.0.0.1", "elsewhere"], "elsewhere"),
         (["one", "10.0.0.1"], r"one \(10\.0\.0\.1\), 10\.0\.0\.1"),
-    ],
-)
-def test_hosts_that_are_no_nodes_are_shown_beside_the_nodes(hosts: list[str], surplus: str) -> None:
-    known = {"one": "10.0.0.1"}
-    nodes = r"10\.0\.0\.1, 10\.0\.0\.2, 10\.0\.0\.2"
-    said = rf"names 2 workers on {', '.join(hosts)}, and the nodes are {nodes}: .* {surplus}\."
-    with pytest.raises(InvalidArgumentError, match=said):
-        assign_hosts(hosts, NODES, lambda host: known.get(host, host))
+    ):
+        said = rf"names 2 workers on {', '.join(hosts)}, and the nodes are {nodes}: .* {surplus}\."
+        with pytest.raises(InvalidArgumentError, match=said):
+            assign_hosts(hosts, NODES, lambda host: known.get(host, host))
