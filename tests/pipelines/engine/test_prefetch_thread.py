@@ -39,13 +39,14 @@ class Source(OpIterator):
         self.error = error
         self.made = 0
         self.closed = threading.Event()
-        self.most_made = threading.Event()
+        self.has_begun = threading.Event()
 
     def next_block(self, limit: int) -> Block:
         rows = min(limit, self.count - self.made)
         if not rows:
             raise self.error or StopIteration
         self.made += rows
+        self.has_begun.set()
         return block_of_rows([np.zeros(ROW_BYTES, np.uint8)] * rows)
 
     def state_dict(self) -> IteratorState:
@@ -104,11 +105,10 @@ def test_a_pause_leaves_the_source_open_where_it_is() -> None:
 
 
 def test_one_that_was_not_asked_yet_begins_to_work() -> None:
-    iterator = ReadAhead(Source(50), SteadyPrefetch(thread))
-    deadline = time.monotonic() + 10
-    while not iterator.has_ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    source = Source(50)
+    iterator = ReadAhead(source, SteadyPrefetch(thread))
+    iterator.has_ready()
+    assert source.has_begun.wait(10), "it reads, although no block was asked for"
     iterator.close()
 
 
