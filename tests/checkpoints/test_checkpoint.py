@@ -18,6 +18,9 @@ from torch import nn
 from torchmetrics.classification import BinaryPrecision, BinaryRecall
 
 import raydist as rd
+from tests.refused import check_refused
+
+pytestmark = pytest.mark.usefixtures("no_strategies")
 
 
 class Everything:
@@ -71,10 +74,10 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
         assert torch.equal(again.model.state_dict()[name], value)
 
 
-def test_other_users_can_read_the_files(tmp_path: Path) -> None:
+def test_other_users_can_read_the_files_and_the_next_save_replaces_them(tmp_path: Path) -> None:
     run = Everything()
     run.train(2)
-    path = run.checkpoint.save(tmp_path / "ckpt-2")
+    path = run.checkpoint.save(tmp_path / "x")
     fresh = Everything(seed=9)
     fresh.model.load_state_dict(load_file(f"{path}/model.safetensors"))
     for name, value in run.model.state_dict().items():
@@ -82,6 +85,11 @@ def test_other_users_can_read_the_files(tmp_path: Path) -> None:
     saved = load_file(f"{path}/optimizer.safetensors")
     assert torch.equal(saved["0.weight.exp_avg"], run.optimizer.state[run.first.weight]["exp_avg"])
     assert json.loads(Path(path, "manifest.json").read_text())["saved"]["version"] == 1
+    run.train(1)
+    run.checkpoint.save(path)
+    fresh.checkpoint.restore(path)
+    assert fresh.progress.epoch == 3
+    assert len(os.listdir(path)) == 5  # nothing of the first is left
 
 
 def test_an_object_with_two_names_is_stored_once(tmp_path: Path) -> None:
@@ -97,21 +105,10 @@ def test_an_object_with_two_names_is_stored_once(tmp_path: Path) -> None:
     assert torch.equal(other.weight, kept["weight"])
 
 
-def test_saving_again_replaces_the_checkpoint(tmp_path: Path) -> None:
-    run = Everything()
-    path = run.checkpoint.save(tmp_path / "x")
-    run.train(2)
-    run.checkpoint.save(path)
-    again = Everything(seed=3)
-    again.checkpoint.restore(path)
-    assert again.progress.epoch == 2
-    assert len(os.listdir(path)) == 5  # nothing of the first is left
-
-
-@pytest.mark.parametrize("thing", [3, "text", lambda: 0, nn.Linear, object()], ids=lambda thing: type(thing).__name__)
-def test_objects_without_state_are_named(thing: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="'more.1'.*rd.State"):
-        rd.Checkpoint(more=[rd.State(), thing])
+def test_objects_without_state_are_named() -> None:
+    things: list[Any] = [3, "text", lambda: 0, nn.Linear, object()]
+    cases = [(each, "'more.1'.*rd.State") for each in things]
+    check_refused(lambda thing: rd.Checkpoint(more=[rd.State(), thing]), cases)
 
 
 def test_all_mismatches_are_listed_and_nothing_changes(tmp_path: Path) -> None:
@@ -133,10 +130,7 @@ def test_all_mismatches_are_listed_and_nothing_changes(tmp_path: Path) -> None:
         assert told in str(raised.value)
     assert progress.a == 5
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_at_most_twenty_mismatches_are_listed(tmp_path: Path) -> None:
-    path = rd.Checkpoint(progress=rd.State()).save(tmp_path / "x")
+    path = rd.Checkpoint(progress=rd.State()).save(tmp_path / "y")
     with pytest.raises(rd.InvalidArgumentError, match="'progress.v19' is missing, and 5 more"):
         rd.Checkpoint(progress=rd.State(**{f"v{i}": i for i in range(25)})).restore(path)
 
@@ -174,22 +168,15 @@ def test_an_optimizer_finds_its_parameters_by_name(tmp_path: Path) -> None:
     rd.Checkpoint(model=model, optimizer=optimizer).restore(path, only=["model", "optimizer"])
     for (_, here), (_, there) in zip(model.named_parameters(), run.model.named_parameters(), strict=True):
         assert torch.equal(optimizer.state[here]["exp_avg"], run.optimizer.state[there]["exp_avg"])
+    cases = [
+        (torch.optim.AdamW(list(model.parameters())[:2]), "'optimizer.1.weight' is unexpected"),
+        (torch.optim.SGD(model.parameters()), "optimizer SGD here, optimizer AdamW saved"),
+    ]
+    only = ["model", "optimizer"]
+    check_refused(lambda other: rd.Checkpoint(model=model, optimizer=other).restore(path, only=only), cases)
 
 
-def test_an_optimizer_over_other_parameters_is_an_error(tmp_path: Path) -> None:
-    run = Everything()
-    path = run.checkpoint.save(tmp_path / "x")
-    model = Everything(seed=1).model
-    some = torch.optim.AdamW(list(model.parameters())[:2])
-    with pytest.raises(rd.InvalidArgumentError, match="'optimizer.1.weight' is unexpected"):
-        rd.Checkpoint(model=model, optimizer=some).restore(path, only=["model", "optimizer"])
-    sgd = torch.optim.SGD(model.parameters())
-    with pytest.raises(rd.InvalidArgumentError, match="optimizer SGD here, optimizer AdamW saved"):
-        rd.Checkpoint(model=model, optimizer=sgd).restore(path, only=["model", "optimizer"])
-
-
-@pytest.mark.parametrize("sizes", [(2, 3), (2, 3, 1, 1)], ids=["fewer", "more"])
-def test_an_optimizer_can_restore_the_states_of_some_parameters(sizes: tuple[int, ...], tmp_path: Path) -> None:
+def test_an_optimizer_can_restore_the_states_of_some_parameters(tmp_path: Path) -> None:
     def made(sizes: tuple[int, ...], rate: float) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = nn.Sequential(*(nn.Linear(size, after) for size, after in itertools.pairwise(sizes)))
         optimizer = torch.optim.Adam(model.parameters(), lr=rate)
@@ -200,15 +187,16 @@ def test_an_optimizer_can_restore_the_states_of_some_parameters(sizes: tuple[int
     saved_model, saved = made((2, 3, 1), 0.5)
     saved.step()
     path = rd.Checkpoint(model=saved_model, optimizer=saved).save(tmp_path / "x")
-    model, optimizer = made(sizes, 0.25)
-    rd.Checkpoint(model=model, optimizer=optimizer).restore(path, strict=False)
     there = dict(saved_model.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert optimizer.state[parameter]["step"] == (2 if name in there else 1)
-        if name in there:
-            assert torch.equal(optimizer.state[parameter]["exp_avg"], saved.state[there[name]]["exp_avg"])
-    assert optimizer.param_groups[0]["lr"] == 0.5
-    optimizer.step()
+    for sizes in ((2, 3), (2, 3, 1, 1)):
+        model, optimizer = made(sizes, 0.25)
+        rd.Checkpoint(model=model, optimizer=optimizer).restore(path, strict=False)
+        for name, parameter in model.named_parameters():
+            assert optimizer.state[parameter]["step"] == (2 if name in there else 1), name
+            if name in there:
+                assert torch.equal(optimizer.state[parameter]["exp_avg"], saved.state[there[name]]["exp_avg"]), name
+        assert optimizer.param_groups[0]["lr"] == 0.5
+        optimizer.step()
 
 
 def test_a_metric_collection_is_saved_as_its_metrics(tmp_path: Path) -> None:
@@ -236,48 +224,40 @@ def test_a_metric_collection_is_saved_as_its_metrics(tmp_path: Path) -> None:
     assert again.compute() == found.compute()
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
+def views() -> list[tuple[Any, Any]]:
+    return [
         (torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, dtype=torch.complex64)),
         (torch.ones(2, dtype=torch.complex64).conj().imag, torch.zeros(2)),
         (torch.arange(6.0).reshape(2, 3).T, torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]])),
         (np.arange(6).reshape(2, 3)[:, ::-1], np.array([[2, 1, 0], [5, 4, 3]])),
         (np.zeros(3, [("a", "i1"), ("b", "f4")])["b"], np.zeros(3, "f4")),
-    ],
-    ids=["conjugate", "negative", "transposed", "backwards", "field"],
-)
+    ]
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_views_are_saved_with_their_elements_only(
-    value: Any, expected: Any, asynchronous: bool, tmp_path: Path
-) -> None:
-    held = Holder({"x": value})
+def test_a_save_has_the_elements_of_views_at_its_call(asynchronous: bool, tmp_path: Path) -> None:
+    held = Holder({str(number): value for number, (value, _) in enumerate(views())})
     with rd.CheckpointManager(rd.Checkpoint(held=held), tmp_path, 1, asynchronous=asynchronous) as manager:
         manager.save()
+        for value in held.state.values():
+            value[...] = 7
         manager.sync()
         manager.restore_or_initialize()
-    assert type(held.state["x"]) is type(expected)
-    assert np.array_equal(np.asarray(held.state["x"]), np.asarray(expected))
+    for found, (_, expected) in zip(held.state.values(), views(), strict=True):
+        assert type(found) is type(expected)
+        assert np.array_equal(np.asarray(found), np.asarray(expected)), expected
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: nn.LazyLinear(2), r"'held.weight' has none yet: it is made by its module's first forward"),
-        (lambda: nn.Linear(1, 1, device="meta"), r"'held.weight' has none yet: it is on the device 'meta'"),
-        (lambda: Holder({"x": torch.nested.nested_tensor([torch.ones(2)])}), r"the entry 'held.x' is a torch.Tensor"),
-        (
-            lambda: Holder({"x": np.ma.masked_array([1, 2], mask=[False, True])}),
-            r"the entry 'held.x' is a numpy.ma.MaskedArray",
-        ),
-        (lambda: Holder({"x": 10**5000}), r"the entry 'held.x' is a builtins.int of 16610 bits"),
-    ],
-    ids=["lazy", "meta", "nested", "masked", "number"],
-)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Lazy modules are a new feature")
-def test_tensors_without_values_are_named(made: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        rd.Checkpoint(held=made()).save(tmp_path / "x")
+def test_tensors_without_values_are_named(tmp_path: Path) -> None:
+    cases: list[tuple[Any, str]] = [
+        (nn.LazyLinear(2), r"'held.weight' has none yet: it is made by its module's first forward"),
+        (nn.Linear(1, 1, device="meta"), r"'held.weight' has none yet: it is on the device 'meta'"),
+        (Holder({"x": torch.nested.nested_tensor([torch.ones(2)])}), r"the entry 'held.x' is a torch.Tensor"),
+        (Holder({"x": np.ma.masked_array([1], mask=[True])}), r"the entry 'held.x' is a numpy.ma.MaskedArray"),
+        (Holder({"x": 10**5000}), r"the entry 'held.x' is a builtins.int of 16610 bits"),
+    ]
+    check_refused(lambda held: rd.Checkpoint(held=held).save(tmp_path / "x"), cases)
     assert os.listdir(tmp_path) == []
 
 
@@ -319,13 +299,10 @@ def test_an_object_that_rejects_its_state_leaves_all_unchanged(tmp_path: Path) -
     assert torch.equal(model.weight, before)
 
 
-def test_a_missing_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(rd.NotFoundError, match="did not come to its end"):
-        rd.Checkpoint(a=rd.State()).restore(tmp_path / "nothing")
-
-
-def test_saving_inside_a_step_is_an_error(tmp_path: Path) -> None:
+def test_errors_of_a_missing_checkpoint_and_of_a_save_inside_a_step(tmp_path: Path) -> None:
     checkpoint = rd.Checkpoint(a=rd.State())
+    with pytest.raises(rd.NotFoundError, match="did not come to its end"):
+        checkpoint.restore(tmp_path / "nothing")
     with pytest.raises(rd.FailedPreconditionError, match="inside of strategy.run"):
         rd.OneDeviceStrategy("cpu").run(lambda: checkpoint.save(tmp_path / "x"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pickle
@@ -21,7 +22,7 @@ from torch import nn
 import raydist as rd
 from tests.chaos.extent import how_many
 
-COUNT = how_many(100, 10_000)
+COUNT = how_many(40, 10_000)
 
 
 class Bomb:
@@ -119,17 +120,9 @@ def test_hostile_manifests_are_errors(path: Path) -> None:
 
 
 def bombs(canary: Path) -> list[bytes]:
-    """30 files that do something when they are unpickled, in the forms in which files of torch come."""
-    calls = [
-        Bomb(os.system, f"touch {canary}"),
-        Bomb(os.mkdir, str(canary)),
-        Bomb(open, str(canary), "w"),
-        Bomb(exec, f"open({str(canary)!r}, 'w')"),
-        Bomb(eval, f"open({str(canary)!r}, 'w')"),
-        Bomb(pickle.loads, pickle.dumps(Bomb(os.mkdir, str(canary)))),
-    ]
+    """Files that do something when they are unpickled, in the forms in which files of torch come."""
     made = []
-    for bomb in calls:
+    for bomb in (Bomb(os.mkdir, str(canary)), Bomb(exec, f"open({str(canary)!r}, 'w')")):
         plain = pickle.dumps(bomb)
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as file:
@@ -138,13 +131,8 @@ def bombs(canary: Path) -> list[bytes]:
         old: tuple[Any, ...] = (0x1950A86A20F9469CFC6C, 1001, {}, bomb, [])
         legacy = b"".join(map(pickle.dumps, old))
         header = json.dumps({"__metadata__": {"pickle": plain.hex()}}).encode()
-        made += [
-            plain,
-            pickle.dumps(bomb, 0),
-            archive.getvalue(),
-            legacy,
-            struct.pack("<Q", len(header)) + header + plain,
-        ]
+        safetensors = struct.pack("<Q", len(header)) + header + plain
+        made += [plain, pickle.dumps(bomb, 0), archive.getvalue(), legacy, safetensors]
     return made
 
 
@@ -153,12 +141,10 @@ def test_nothing_is_unpickled(path: Path, tmp_path: Path) -> None:
     files = ("model.safetensors", "optimizer.safetensors", "manifest.json")
     good = {name: (path / name).read_bytes() for name in files}
     made = bombs(canary)
-    assert len(made) == 30
-    pickle.loads(made[5])  # they do work
+    pickle.loads(made[0])  # they do work
     assert canary.exists()
     canary.rmdir()
-    for number, bomb in enumerate(made):
-        name = files[number % 3]
+    for name, bomb in itertools.product(files, made):
         (path / name).write_bytes(bomb)
         if name != "manifest.json":  # a stranger's manifest would know it
             content = json.loads(good["manifest.json"])["saved"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -45,43 +46,45 @@ def test_it_is_saved_and_restored(store: ObjectStore) -> None:
     assert len(store.keys("bucket/run/ckpt-3/")) == 2  # those of the first are gone
 
 
-@pytest.mark.parametrize("failure", ["drop", "cut", "lost", 503])
-def test_passing_failures_are_retried(store: ObjectStore, failure: Failure) -> None:
-    for count in range(1, 8):  # at each request of a save, and of a restore
-        store.faults.next.extend([None] * (count - 1) + [failure])
-        path = objects(count)[0].save(store.uri(f"bucket/run/ckpt-{count}"))
-        store.faults.next.clear()
-        store.faults.next.extend([None] * (count - 1) + [failure])
+def test_passing_failures_are_retried(store: ObjectStore) -> None:
+    def save_and_restore(step: int, name: str, before: Callable[[], None] = lambda: None) -> None:
+        before()
+        path = objects(step)[0].save(store.uri(f"bucket/run/{name}"))
+        before()
         again, _, progress = objects()
         again.restore(path)
-        store.faults.next.clear()
-        assert progress.step == count
+        assert progress.step == step, name
 
+    failures: tuple[Failure, ...] = ("drop", "cut", "lost", 503)
+    for failure in failures:
+        for count in range(1, 8):  # at each request of a save, and of a restore
 
-def test_many_requests_fail(store: ObjectStore) -> None:
+            def fail(failure: Failure = failure, count: int = count) -> None:
+                store.faults.next.clear()
+                store.faults.next.extend([None] * (count - 1) + [failure])
+
+            save_and_restore(count, f"{failure}-{count}", fail)
+    store.faults.next.clear()
     store.faults.failure_rate = 0.2
     for step in range(5):
-        path = objects(step)[0].save(store.uri("bucket/run/x"))
-        again, _, progress = objects()
-        again.restore(path)
-        assert progress.step == step
+        save_and_restore(step, "many")
 
 
-@pytest.mark.parametrize("trouble", ["full", "read only", "down"])
-def test_a_failed_save_keeps_the_previous_checkpoint(store: ObjectStore, trouble: str) -> None:
+def test_a_failed_save_keeps_the_previous_checkpoint(store: ObjectStore) -> None:
     path = objects(1)[0].save(store.uri("bucket/run/x"))
     before = store.keys()
-    if trouble == "full":
-        store.faults.capacity = sum(map(len, filter(None, map(store.get, before)))) + 10
-    store.faults.read_only = trouble == "read only"
-    store.faults.down = trouble == "down"
-    with pytest.raises((OSError, rd.RaydistError)):
-        objects(2)[0].save(path)
-    store.faults.down = store.faults.read_only = False
-    assert store.keys() == before
-    again, _, progress = objects()
-    again.restore(path)
-    assert progress.step == 1
+    size = sum(map(len, filter(None, map(store.get, before))))
+    troubles: dict[str, Any] = {"capacity": size + 10, "read_only": True, "down": True}
+    for trouble, value in troubles.items():
+        usual = getattr(store.faults, trouble)
+        setattr(store.faults, trouble, value)
+        with pytest.raises((OSError, rd.RaydistError)):
+            objects(2)[0].save(path)
+        setattr(store.faults, trouble, usual)
+        assert store.keys() == before, trouble
+        again, _, progress = objects()
+        again.restore(path)
+        assert progress.step == 1, trouble
 
 
 def test_late_listings(store: ObjectStore) -> None:

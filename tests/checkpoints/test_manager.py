@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import pickle
-from collections.abc import Callable, Iterator
+import threading
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import raydist as rd
 from raydist.actors.metric_counters import SaveMetrics
-from raydist.checkpoints import saves
+from raydist.checkpoints.checkpoint import contents_of
+from raydist.checkpoints.listing import Retention, SaveInterval
+from raydist.checkpoints.run_directory import RunDirectory
+from raydist.checkpoints.saves import BackgroundWriter, ManagerSaves
 from raydist.checkpoints.tensor_file import MANIFEST_NAME
+from raydist.checkpoints.watch import ManagerWatch
+from raydist.core.errors import DeadlineExceededError
 from raydist.core.failpoints import installed
 from raydist.strategies.one_device import OneDeviceStrategy
+from tests.refused import check_refused
 
 
 @pytest.fixture
@@ -89,7 +98,7 @@ def test_a_step_counter_numbers_checkpoints_and_decides_when_to_save(manager: An
 
 def test_seconds_between_saves(manager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(saves, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("raydist.checkpoints.saves.time", SimpleNamespace(monotonic=lambda: now[0]))
     one = manager(interval_s=60)
     assert one.save() is None
     now[0] += 59
@@ -128,32 +137,14 @@ def test_the_newest_checkpoint_is_the_last_saved_even_if_numbers_restart(manager
     first = manager(2)
     first.save(checkpoint_number=900).wait()
     first.close()
-    progress.step = 5
     second = manager(2)
     second.save().wait()
-    assert names(second.checkpoints) == ["ckpt-900", "ckpt-1"]
+    progress.step = 5
+    second.save(checkpoint_number=1).wait()
+    assert names(second.checkpoints) == ["ckpt-900", "ckpt-1"], "an existing number is replaced"
     second.close()
     assert saved_step(rd.latest_checkpoint(second.directory)) == 5
     assert manager(2).restore_or_initialize() == second.latest_checkpoint
-
-
-def test_an_existing_number_is_replaced(manager: Any, progress: rd.State) -> None:
-    one = manager(2)
-    one.save(checkpoint_number=1).wait()
-    progress.step = 8
-    one.save(checkpoint_number=1).wait()
-    assert names(one.checkpoints) == ["ckpt-1"]
-    assert saved_step(one.latest_checkpoint) == 8
-
-
-def test_init_fn_runs_without_a_checkpoint(manager: Any) -> None:
-    called: list[int] = []
-    one = manager(1, init_fn=lambda: called.append(1))
-    assert one.restore_or_initialize() is None
-    one.save()
-    one.sync()
-    assert one.restore_or_initialize() is not None
-    assert called == [1]
 
 
 def damage(path: str) -> None:
@@ -181,22 +172,14 @@ def test_leftovers_of_killed_saves_are_ignored_and_removed(manager: Any, tmp_pat
     (tmp_path / "ckpt-7").mkdir()
     (tmp_path / "ckpt-7" / "model.safetensors").write_bytes(b"half")
     (tmp_path / "notes-1").mkdir()
-    one = manager()
+    called: list[int] = []
+    one = manager(init_fn=lambda: called.append(1))
     assert one.restore_or_initialize() is None
     assert sorted(os.listdir(tmp_path)) == ["lease.json", "notes-1"]
-
-
-def test_an_asynchronous_save_has_the_state_of_its_call(manager: Any, progress: rd.State) -> None:
-    weights = torch.zeros(3)
-    thing = torch.nn.ParameterDict({"w": torch.nn.Parameter(weights, requires_grad=False)})
-    directory = manager().directory
-    one = rd.CheckpointManager(rd.Checkpoint(thing=thing), directory, 1)
-    handle = one.save()
-    weights += 1
-    assert handle is not None
-    handle.wait()
-    one.close()
-    assert load_file(os.path.join(handle.path, "thing.safetensors"))["w"].tolist() == [0, 0, 0]
+    one.save()
+    one.sync()
+    assert one.restore_or_initialize() is not None
+    assert called == [1], "init_fn runs without a checkpoint"
 
 
 def test_a_failed_write_warns_with_the_next_call_and_the_third_is_raised(manager: Any) -> None:
@@ -233,40 +216,36 @@ def test_a_second_writer_is_refused_until_the_first_closes(manager: Any) -> None
     second.save().wait()
     with pytest.raises(rd.FailedPreconditionError, match="is closed"):
         first.save()
+    with pytest.raises(rd.FailedPreconditionError, match=r"inside of strategy\.run"):
+        OneDeviceStrategy("cpu").run(second.save)
+    with pytest.raises(rd.FailedPreconditionError, match="pickled"):
+        pickle.dumps(second)
 
 
-@pytest.mark.parametrize(("directory", "told"), [("file", "it is a file"), ("nowhere://bucket/run", "nowhere")])
-def test_invalid_directories_are_errors(manager: Any, directory: str, told: str, tmp_path: Path) -> None:
+def test_invalid_directories_are_errors(manager: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises((rd.InvalidArgumentError, rd.FailedPreconditionError), match=told):
-        manager(directory=directory if "://" in directory else tmp_path / directory).save()
+    save: Any = lambda directory: manager(directory=directory).save()  # noqa: E731
+    check_refused(save, [(tmp_path / "file", "it is a file")], rd.FailedPreconditionError)
+    check_refused(save, [("nowhere://bucket/run", "nowhere")])
 
 
 def test_with_closes_the_manager(manager: Any) -> None:
-    with manager(directory="memory://closed") as one:
-        one.save()
-    assert names(one.checkpoints) == ["ckpt-1"]
-    with pytest.raises(ValueError, match="mine"), manager() as one:
-        raise_after(one.save)
-    assert os.listdir(one.directory) == ["ckpt-1"]
+    def program(directory: Any, error: Exception | None = None) -> Any:
+        with manager(directory=directory) as one:
+            one.save()
+            if error is not None:
+                raise error
+        return one
+
+    assert names(program("memory://closed").checkpoints) == ["ckpt-1"]
+    failing = manager()
+    with pytest.raises(ValueError, match="mine"):
+        program(failing.directory, ValueError("mine"))
+    assert os.listdir(failing.directory) == ["ckpt-1"]
 
 
-def raise_after(save: Callable[[], object]) -> None:
-    save()
-    raise ValueError("mine")
-
-
-def test_managers_do_not_work_in_steps_or_other_processes(manager: Any) -> None:
-    one = manager()
-    with pytest.raises(rd.FailedPreconditionError, match=r"inside of strategy\.run"):
-        OneDeviceStrategy("cpu").run(one.save)
-    with pytest.raises(rd.FailedPreconditionError, match="pickled"):
-        pickle.dumps(one)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_arguments_out_of_range_start_nothing(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"checkpoint": rd.State()}, r"checkpoint must be an rd\.Checkpoint, got State"),
         ({"max_to_keep": 0}, "max_to_keep must be"),
         ({"max_to_keep": 1.5}, "max_to_keep must be"),
@@ -285,12 +264,9 @@ def test_managers_do_not_work_in_steps_or_other_processes(manager: Any) -> None:
         ({"exit_code": True}, "exit_code must be"),
         ({"exit_code": 256}, "exit_code must be a number from 0 to 255, got 256"),
         ({"init_fn": 3}, "init_fn must be a function without arguments, or None, got 3"),
-    ],
-)
-def test_arguments_out_of_range_start_nothing(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    ]
     good = {"checkpoint": rd.Checkpoint(state=rd.State()), "directory": tmp_path, "max_to_keep": 1}
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        rd.CheckpointManager(**{**good, **options})
+    check_refused(lambda options: rd.CheckpointManager(**{**good, **options}), cases)
     assert os.listdir(tmp_path) == []
 
 
@@ -314,3 +290,177 @@ def test_the_pause_of_a_save_is_measured(manager: Any, monkeypatch: pytest.Monke
     manager().save().wait()
     (pause,) = pauses
     assert 0 < pause < 5
+
+
+def fail() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_writes_run_one_after_another_in_a_thread() -> None:
+    writer, may_end, order = BackgroundWriter(), threading.Event(), list[str]()
+
+    def slow() -> None:
+        assert may_end.wait(10)
+        order.append("slow")
+
+    first = writer.submit("a", slow)
+    assert not first.done()
+    with pytest.raises(DeadlineExceededError, match="'a' must be written within 0.01 s"):
+        first.wait(0.01)
+    threading.Timer(0.05, may_end.set).start()
+    second = writer.submit("b", lambda: order.append("quick"))
+    second.wait()
+    assert order == ["slow", "quick"]
+    first.wait()
+    writer.close()
+
+
+def test_a_success_resets_the_count_of_failures() -> None:
+    writer = BackgroundWriter()
+    for write in (fail, fail, lambda: None, fail, fail):
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            writer.submit("a", write)
+    with pytest.warns(RuntimeWarning):
+        writer.wait()
+    writer.submit("a", lambda: None)
+    writer.close()
+
+
+def test_close_raises_the_last_failure_if_it_was_not_raised_before() -> None:
+    writer = BackgroundWriter()
+    writer.submit("a", fail)
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    writer.close()
+    handle = writer.submit("b", fail)
+    with pytest.raises(OSError, match="No space left"):
+        handle.wait()
+    writer.close()
+    writer = BackgroundWriter()
+    writer.submit("c", fail)
+    with pytest.warns(RuntimeWarning):
+        writer.wait()
+    with pytest.raises(OSError, match="No space left"):  # it was only a warning
+        writer.close()
+
+
+def test_a_synchronous_write_is_complete_on_return() -> None:
+    writer = BackgroundWriter()
+    thread: list[threading.Thread] = []
+    handle = writer.submit("a", lambda: thread.append(threading.current_thread()), here=True)
+    assert handle.done()
+    assert thread == [threading.current_thread()]
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        writer.submit("b", interrupted, here=True)
+
+
+@pytest.fixture
+def saves(tmp_path: Path) -> Iterator[ManagerSaves]:
+    run = RunDirectory(str(tmp_path), "ckpt", Retention(2))
+    run.acquire()
+    made = ManagerSaves(contents_of(rd.Checkpoint(state=rd.State(a=1))), run, SaveInterval(3), None)
+    yield made
+    made.writer.close()
+    run.release()
+
+
+def test_the_count_continues_after_a_restore(saves: ManagerSaves) -> None:
+    saves.calls = 5
+    saves.save(9, None, here=True).wait()
+    (found,) = saves.run.find()
+    saves.calls, saves.last_save = 0, -1.0
+    saves.continue_from(found)
+    assert (saves.calls, saves.last_step) == (5, 5)
+    assert saves.last_save > 0, "seconds between saves count from the restore"
+    found.details["calls"] = "many"
+    saves.continue_from(found)
+    assert saves.calls == 9
+
+
+def test_invalid_numbers_and_read_only_directories_are_errors(
+    saves: ManagerSaves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: list[Any] = [-1, 10**18, 1.0, True]
+    check_refused(lambda number: saves.save(number, None, here=True), [(n, "must be an int >= 0") for n in numbers])
+    made = os.mkdir
+    for code in (errno.EROFS, errno.EACCES):
+
+        def refuse(path: str, *args: int, code: int = code) -> None:
+            if os.path.basename(path).startswith("ckpt-"):
+                raise OSError(code, os.strerror(code), path)
+            made(path, *args)
+
+        monkeypatch.setattr(os, "mkdir", refuse)
+        with pytest.raises((rd.FailedPreconditionError, OSError)) as refused:
+            saves.save(1, None, here=True).wait()
+        assert "ckpt-1" in str(refused.value)
+    monkeypatch.undo()
+    saves.save(2, None, here=True).wait()
+    assert [path.rpartition("/")[2] for path in saves.run.newest()] == ["ckpt-2"]
+
+
+def saves_of(directory: Path, checkpoint: rd.Checkpoint) -> ManagerSaves:
+    run = RunDirectory(str(directory), "ckpt", Retention(2))
+    return ManagerSaves(contents_of(checkpoint), run, SaveInterval(), None)
+
+
+def test_a_batch_of_a_step_that_did_not_begin_is_put_back(tmp_path: Path) -> None:
+    data = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(6).batch(2))
+    saves = saves_of(tmp_path, rd.Checkpoint(data=data))
+    watch = ManagerWatch(saves, 42)
+    saves.run.acquire()
+    watch.look()
+    iterator = iter(data)
+    next(iterator)
+    watch.before_step(1)
+    next(iterator)
+    assert f"{tmp_path}/ckpt-0" in str(watch.save_before_exit("why", undone=2))
+    saves.run.release()
+    rd.Checkpoint(data=data).restore(tmp_path / "ckpt-0")
+    assert [batch.tolist() for batch in data] == [[2, 3], [4, 5]]
+
+
+def test_the_watch_does_not_keep_a_dropped_manager_alive(tmp_path: Path) -> None:
+    saves = saves_of(tmp_path, rd.Checkpoint(state=rd.State()))
+    watch = ManagerWatch(saves, 7)
+    del saves
+    gc.collect()
+    assert str(watch.save_before_exit("why", undone=None)) == "This process is to end: why."
+    assert watch.nodes() == set()
+
+
+def test_a_batch_of_a_plain_iterator_is_put_back(tmp_path: Path) -> None:
+    for num_steps in range(3):
+        iterator = iter(rd.Dataset.range(6))
+        next(iterator)
+        saves = saves_of(tmp_path / str(num_steps), rd.Checkpoint(iterator=iterator))
+        watch = ManagerWatch(saves, 42)
+        saves.run.acquire()
+        watch.look()
+        for boundary in range(1, num_steps + 1):
+            next(iterator)
+            watch.before_step(boundary)
+        next(iterator)
+        watch.save_before_exit("why", undone=num_steps + 1)
+        saves.run.release()
+        again = iter(rd.Dataset.range(6))
+        rd.Checkpoint(iterator=again).restore(tmp_path / str(num_steps) / "ckpt-0")
+        assert int(next(again)) == 1 + num_steps
+
+
+def test_the_list_of_checkpoints_is_read_from_the_directory(tmp_path: Path) -> None:
+    checkpoint = rd.Checkpoint(state=rd.State())
+    plain = rd.CheckpointManager(checkpoint, tmp_path, 1)
+    kept = rd.CheckpointManager(checkpoint, tmp_path, 1, best=("loss", "min"))
+    assert (kept.checkpoints, kept.latest_checkpoint, kept.best_checkpoint) == ([], None, None)
+    with rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 2, best=("loss", "min")) as manager:
+        for loss in (1.0, 0.5, 2.0):
+            manager.save(metrics={"loss": loss})
+    assert (kept.checkpoints, kept.latest_checkpoint) == ([f"{tmp_path}/ckpt-3"], f"{tmp_path}/ckpt-3")
+    assert (kept.best_metric, kept.best_checkpoint) == ("loss", f"{tmp_path}/ckpt-2")
+    assert (plain.best_metric, plain.best_checkpoint) == (None, None)

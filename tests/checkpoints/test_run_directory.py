@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,10 +32,12 @@ from raydist.core.failpoints import installed
 from raydist.pipelines.stored.directory_files import DirectoryFiles, LocalFiles, directory_files
 
 
-@pytest.fixture(params=["local", "remote"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> DirectoryFiles:
-    found = directory_files(str(tmp_path / "run") if request.param == "local" else f"memory://{uuid.uuid4().hex}/run")
-    found.make()
+@pytest.fixture
+def roots(tmp_path: Path) -> list[DirectoryFiles]:
+    """One on this machine and one that is not."""
+    found = [directory_files(str(tmp_path / "run")), directory_files(f"memory://{uuid.uuid4().hex}/run")]
+    for each in found:
+        each.make()
     return found
 
 
@@ -47,44 +51,55 @@ def saved(root: DirectoryFiles, name: str, number: int) -> DirectoryFiles:
     return root.inside(name)
 
 
-def test_removal_begins_with_the_manifest(root: DirectoryFiles) -> None:
-    directory = saved(root, "ckpt-1", 1)
-    seen: list[tuple[str, bool, int]] = []
-    with installed(lambda point: seen.append((point, directory.exists("manifest.json"), len(directory.names())))):
-        remove_checkpoint(directory)
-    assert seen == [
-        ("retention.before_manifest", True, 2),
-        ("retention.after_manifest", False, 1),
-        ("retention.within_files", False, 0),
-        ("retention.after_files", False, 0),
-    ]
-    assert root.folders() == []
-    remove_checkpoint(directory)
-
-
-def test_an_interrupted_removal_is_completed(root: DirectoryFiles) -> None:
-    saved(root, "ckpt-1", 1)
-    saved(root, "ckpt-2", 2)
-
-    def die(point: str) -> None:
-        if point == "retention.after_manifest":
+def kill_at(point: str) -> Callable[[str], None]:
+    def die(name: str) -> None:
+        if name == point:
             raise KilledError
 
-    with installed(die), pytest.raises(KilledError):
-        remove_checkpoint(root.inside("ckpt-1"))
-    with pytest.raises(rd.NotFoundError, match="did not come to its end"):
-        open_checkpoint(root.inside("ckpt-1"))
-    remove_leftovers(root, root.folders())
-    assert root.folders() == ["ckpt-2"]
-    assert open_checkpoint(root.inside("ckpt-2")).state("progress") == {"number": 2}
+    return die
 
 
-def test_files_that_no_manifest_names_are_removed(root: DirectoryFiles) -> None:
-    directory = saved(root, "ckpt-1", 1)
-    before = directory.names()
-    directory.write("progress.r0123456789ab.safetensors", lambda file: file.write(b"of a killed save"))
-    remove_leftovers(root, ["ckpt-1"])
-    assert directory.names() == before
+def test_removal_begins_with_the_manifest_and_is_completed_after_a_kill(roots: list[DirectoryFiles]) -> None:
+    for root in roots:
+        directory = saved(root, "ckpt-1", 1)
+        seen: list[tuple[str, bool, int]] = []
+
+        def look(point: str, directory: DirectoryFiles = directory, seen: list[Any] = seen) -> None:
+            seen.append((point, directory.exists("manifest.json"), len(directory.names())))
+
+        with installed(look):
+            remove_checkpoint(directory)
+        assert seen == [
+            ("retention.before_manifest", True, 2),
+            ("retention.after_manifest", False, 1),
+            ("retention.within_files", False, 0),
+            ("retention.after_files", False, 0),
+        ]
+        assert root.folders() == []
+        remove_checkpoint(directory)
+        saved(root, "ckpt-1", 1)
+        saved(root, "ckpt-2", 2)
+        with installed(kill_at("retention.after_manifest")), pytest.raises(KilledError):
+            remove_checkpoint(root.inside("ckpt-1"))
+        with pytest.raises(rd.NotFoundError, match="did not come to its end"):
+            open_checkpoint(root.inside("ckpt-1"))
+        remove_leftovers(root, root.folders())
+        assert root.folders() == ["ckpt-2"]
+        assert open_checkpoint(root.inside("ckpt-2")).state("progress") == {"number": 2}
+
+
+def test_files_that_no_manifest_names_are_removed(roots: list[DirectoryFiles]) -> None:
+    for root in roots:
+        directory = saved(root, "ckpt-1", 1)
+        before = directory.names()
+        directory.write("progress.r0123456789ab.safetensors", lambda file: file.write(b"of a killed save"))
+        remove_leftovers(root, ["ckpt-1"])
+        assert directory.names() == before
+        with installed(kill_at("checkpoint.after_rename")), pytest.raises(KilledError):
+            saved(root, "ckpt-1", 2)
+        remove_leftovers(root, ["ckpt-1"])
+        assert len(directory.names()) == 2, "the checkpoint that was replaced is gone"
+        assert open_checkpoint(directory).state("progress") == {"number": 2}
 
 
 def test_damaged_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -116,20 +131,6 @@ def test_files_of_others_are_kept(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "ckpt-2")) == ["notes.txt", "tokenizer"]
 
 
-def test_a_replaced_checkpoint_is_removed_after_a_kill(root: DirectoryFiles) -> None:
-    directory = saved(root, "ckpt-1", 1)
-
-    def die(point: str) -> None:
-        if point == "checkpoint.after_rename":
-            raise KilledError
-
-    with installed(die), pytest.raises(KilledError):
-        saved(root, "ckpt-1", 2)
-    remove_leftovers(root, ["ckpt-1"])
-    assert len(directory.names()) == 2
-    assert open_checkpoint(directory).state("progress") == {"number": 2}
-
-
 KEEPS_TWO = Retention(2, None, Best.parse(("loss", "min")))
 
 
@@ -144,7 +145,7 @@ def names(paths: list[str]) -> list[str]:
     return [path.rpartition("/")[2] for path in paths]
 
 
-def test_a_save_is_newer_than_those_of_other_processes(tmp_path: Path) -> None:
+def test_a_save_is_newer_than_those_of_other_processes_and_names(tmp_path: Path) -> None:
     first = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
     first.acquire()
     before = save(first, 100, 1.0)
@@ -154,15 +155,10 @@ def test_a_save_is_newer_than_those_of_other_processes(tmp_path: Path) -> None:
     assert second.begin(1, {}).generation > before.generation
     assert second.details_of(before)["began"] == before.saved_at
     second.release()
-
-
-def test_a_save_is_newer_than_those_of_other_names(tmp_path: Path) -> None:
-    for name, numbers in (("pretrain", (1, 2, 3)), ("finetune", (1,))):
-        run = RunDirectory(str(tmp_path), name, KEEPS_TWO)
-        run.acquire()
-        for number in numbers:
-            save(run, number, 1.0)
-        run.release()
+    other = RunDirectory(str(tmp_path), "finetune", KEEPS_TWO)
+    other.acquire()
+    save(other, 1, 1.0)
+    other.release()
     assert latest_checkpoint(str(tmp_path)) == f"{tmp_path}/finetune-1"
 
 
@@ -213,7 +209,7 @@ def names_in(path: Path, name: str | None = None) -> list[str]:
     return [each.kept.name for each in find_checkpoints(directory_files(str(path)), name)]
 
 
-def test_checkpoints_are_listed_in_the_order_of_their_saves(filled: Path) -> None:
+def test_checkpoints_are_listed_in_the_order_of_their_saves_or_by_number(filled: Path) -> None:
     Checkpoint(state=State(a=1)).save(filled / "other-1")
     (filled / "ckpt-9").mkdir()
     (filled / "ckpt-x").mkdir()
@@ -221,29 +217,14 @@ def test_checkpoints_are_listed_in_the_order_of_their_saves(filled: Path) -> Non
     assert names_in(filled) == ["other-1", "ckpt-5", "ckpt-100", "ckpt-7"]
     assert names_in(filled, "ckpt") == ["ckpt-5", "ckpt-100", "ckpt-7"]
     assert find_checkpoints(directory_files(str(filled)), "ckpt")[0].kept.metrics == {"loss": 5.0}
-
-
-def test_damaged_checkpoints_are_listed_by_number(filled: Path) -> None:
     manifest = filled / "ckpt-7" / MANIFEST_NAME
     manifest.write_bytes(manifest.read_bytes()[:-9])
-    found = find_checkpoints(directory_files(str(filled)))
+    found = find_checkpoints(directory_files(str(filled)), "ckpt")
     assert [each.kept.name for each in found] == ["ckpt-5", "ckpt-7", "ckpt-100"]
     assert [each.damage is not None for each in found] == [False, True, False]
 
 
-def test_the_iterator_yields_each_new_checkpoint_once(tmp_path: Path) -> None:
-    with rd.CheckpointManager(rd.Checkpoint(progress=rd.State(a=1)), tmp_path, 1) as manager:
-        manager.save()
-        manager.sync()
-        found = checkpoints_iterator(tmp_path, timeout=0)
-        assert next(found) == str(tmp_path / "ckpt-1")
-        manager.save()
-        manager.save()
-        manager.sync()
-        assert list(found) == [str(tmp_path / "ckpt-3")]
-
-
-def test_the_iterator_waits_for_the_next_checkpoint(tmp_path: Path) -> None:
+def test_the_iterator_yields_each_new_checkpoint_once_and_waits_for_the_next(tmp_path: Path) -> None:
     with rd.CheckpointManager(rd.Checkpoint(progress=rd.State(a=1)), tmp_path, 1) as manager:
         asked: list[int] = []
 
@@ -255,7 +236,11 @@ def test_the_iterator_waits_for_the_next_checkpoint(tmp_path: Path) -> None:
             return len(asked) > 1
 
         found = checkpoints_iterator(tmp_path, timeout=0.05, timeout_fn=save_then)
-        assert list(found) == [str(tmp_path / "ckpt-1")]
+        assert next(found) == str(tmp_path / "ckpt-1")
+        manager.save()
+        manager.save()
+        manager.sync()
+        assert list(found) == [str(tmp_path / "ckpt-3")]
         assert len(asked) == 2
 
 
@@ -270,12 +255,9 @@ def removed(rules: Retention, found: list[KeptCheckpoint]) -> list[int]:
     return [each.number for each in rules.to_remove(found, began=0.0)]
 
 
-def test_the_newest_by_order_of_saves_are_kept() -> None:
+def test_the_newest_by_order_of_saves_are_kept_and_the_best() -> None:
     assert removed(Retention(2), kept_ones(100, 200, 3, 4)) == [100, 200]
     assert removed(Retention(None), kept_ones(1, 2, 3)) == []
-
-
-def test_the_best_is_kept_besides_the_newest() -> None:
     found = kept_ones(1, 2, 3, 4, losses={1: 2.0, 2: 0.5, 3: 1.0, 4: float("nan")})
     assert removed(Retention(1, best=Best("loss", "min")), found) == [1, 3]
     assert removed(Retention(1, best=Best("loss", "max")), found) == [2, 3]
@@ -292,9 +274,8 @@ def test_checkpoints_kept_for_good_do_not_change() -> None:
     assert [each.number for each in found] == [2, 4, 6, 7]
 
 
-@pytest.mark.parametrize(
-    ("interval", "step", "since", "seconds", "due"),
-    [
+def test_a_save_is_due_after_steps_or_seconds() -> None:
+    cases: list[tuple[SaveInterval, int, int | None, float, bool]] = [
         (SaveInterval(), 1, 1, 0.0, True),
         (SaveInterval(steps=3), 3, 1, 1e6, False),
         (SaveInterval(steps=3), 4, 1, 0.0, True),
@@ -305,7 +286,7 @@ def test_checkpoints_kept_for_good_do_not_change() -> None:
         (SaveInterval(steps=3, seconds=10), 2, 1, 10.0, True),
         (SaveInterval(steps=3, seconds=10), 4, 1, 0.0, True),
         (SaveInterval(steps=3, seconds=10), 2, 1, 1.0, False),
-    ],
-)
-def test_steps_or_seconds(interval: SaveInterval, step: int, since: int | None, seconds: float, due: bool) -> None:
-    assert interval.is_due(step, since_step=since, seconds=seconds) == due
+    ]
+    for case in cases:
+        interval, step, since, seconds, due = case
+        assert interval.is_due(step, since_step=since, seconds=seconds) == due, case

@@ -36,9 +36,10 @@ from raydist.core.failpoints import installed
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 
 
-@pytest.fixture(params=["local", "remote"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> DirectoryFiles:
-    return directory_files(str(tmp_path / "x") if request.param == "local" else f"memory://{uuid.uuid4().hex}/x")
+@pytest.fixture
+def directories(tmp_path: Path) -> list[DirectoryFiles]:
+    """One on this machine and one that is not."""
+    return [directory_files(str(tmp_path / "x")), directory_files(f"memory://{uuid.uuid4().hex}/x")]
 
 
 def save(directory: DirectoryFiles, content: bytes) -> None:
@@ -57,31 +58,28 @@ def read(directory: DirectoryFiles, name: str) -> bytes:
         opened.file.close()
 
 
-def test_a_file_exists_once_it_is_complete(directory: DirectoryFiles) -> None:
-    seen: list[tuple[str, bool]] = []
-    with installed(lambda point: seen.append((point, directory.exists(MANIFEST_NAME)))):
-        save(directory, b"data")
-    assert directory.exists(MANIFEST_NAME)
-    there = [point for point, found in seen if found]
-    assert there == ["checkpoint.after_rename"]
+def test_files_of_a_save_have_new_names_until_it_is_complete(directories: list[DirectoryFiles]) -> None:
+    for directory in directories:
+        seen: list[tuple[str, bool]] = []
+        with installed(lambda point: seen.append((point, directory.exists(MANIFEST_NAME)))):  # noqa: B023
+            save(directory, b"first")
+        assert [point for point, found in seen if found] == ["checkpoint.after_rename"]
+        first = read(directory, MANIFEST_NAME).decode()
+        held: list[bytes] = []
 
+        def look(
+            point: str, directory: DirectoryFiles = directory, held: list[bytes] = held, first: str = first
+        ) -> None:
+            if point == "checkpoint.before_manifest":
+                held.append(read(directory, first))
 
-def test_a_new_save_uses_new_file_names(directory: DirectoryFiles) -> None:
-    save(directory, b"first")
-    first = read(directory, MANIFEST_NAME).decode()
-    held: list[bytes] = []
-
-    def look(point: str) -> None:
-        if point == "checkpoint.before_manifest":
-            held.append(read(directory, first))
-
-    with installed(look):
-        save(directory, b"second")
-    second = read(directory, MANIFEST_NAME).decode()
-    assert held == [b"first"]  # until the second is there
-    assert first != second
-    assert directory.names() == sorted([MANIFEST_NAME, second])
-    assert read(directory, second) == b"second"
+        with installed(look):
+            save(directory, b"second")
+        second = read(directory, MANIFEST_NAME).decode()
+        assert held == [b"first"]  # until the second is there
+        assert first != second
+        assert directory.names() == sorted([MANIFEST_NAME, second])
+        assert read(directory, second) == b"second"
 
 
 def test_an_unwritable_directory(tmp_path: Path) -> None:
@@ -91,41 +89,39 @@ def test_an_unwritable_directory(tmp_path: Path) -> None:
             new_files(directory_files(str(path)))
 
 
-def test_other_files_are_kept(directory: DirectoryFiles) -> None:
-    directory.make()
+def test_other_files_are_kept(directories: list[DirectoryFiles]) -> None:
     theirs = ["model.202611222305.safetensors", "model.safetensors", "notes.txt", "other.safetensors", "program.py"]
-    for name in theirs:
-        directory.write(name, lambda file: file.write(b"a user's"))
     checkpoint = rd.Checkpoint(model=torch.nn.Linear(1, 1))
-    for _ in range(2):
-        start_save(contents_of(checkpoint), directory, {}).write()
-        assert len(directory.names()) == len(theirs) + 2
-    start_save(contents_of(rd.Checkpoint(net=torch.nn.Linear(1, 1))), directory, {}).write()
-    assert sorted({*directory.names()} & {*theirs}) == theirs
-    assert len(directory.names()) == len(theirs) + 2
+    for directory in directories:
+        directory.make()
+        for name in theirs:
+            directory.write(name, lambda file: file.write(b"a user's"))
+        for each in (checkpoint, checkpoint, rd.Checkpoint(net=torch.nn.Linear(1, 1))):
+            start_save(contents_of(each), directory, {}).write()
+            assert len(directory.names()) == len(theirs) + 2
+        assert sorted({*directory.names()} & {*theirs}) == theirs
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_an_error_after_the_rename_keeps_the_checkpoint(directory: DirectoryFiles, again: bool) -> None:
-    contents = contents_of(rd.Checkpoint(model=torch.nn.Linear(1, 1), progress=rd.State(number=2)))
-    if again:
-        start_save(contents_of(rd.Checkpoint(model=torch.nn.Linear(1, 1))), directory, {}).write()
-
+def test_an_error_after_the_rename_keeps_the_checkpoint(directories: list[DirectoryFiles]) -> None:
     def fail(point: str) -> None:
         if point == "checkpoint.after_rename":  # the answer of a store that has done it is lost, say
             raise OSError("the connection was cut off")
 
-    with installed(fail), pytest.raises(OSError, match="cut off"):
-        start_save(contents, directory, {}).write()
-    saved = open_checkpoint(directory)
-    assert saved.state("progress") == {"number": 2}
-    assert sorted(saved.state("model")) == ["bias", "weight"]
+    for directory in directories:
+        for number in range(2):
+            contents = contents_of(rd.Checkpoint(model=torch.nn.Linear(1, 1), progress=rd.State(number=number)))
+            with installed(fail), pytest.raises(OSError, match="cut off"):
+                start_save(contents, directory, {}).write()
+            saved = open_checkpoint(directory)
+            assert saved.state("progress") == {"number": number}
+            assert sorted(saved.state("model")) == ["bias", "weight"]
 
 
 TENSORS = {
     "flags": torch.tensor([True, False, True]),
     "scalar": torch.tensor(2.5, dtype=torch.float64),
     "empty": torch.empty(0, 3),
+    "none": torch.from_numpy(np.empty(3, np.int64)[:0].copy()),
     "turned": torch.arange(12, dtype=torch.int16).reshape(3, 4).T,
     "view": torch.arange(10.0)[2:5],
     "half": torch.randn(5, generator=torch.Generator().manual_seed(0)).bfloat16(),
@@ -146,16 +142,12 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         assert torch.equal(found[name], value.detach()), name
 
 
-def test_any_reader_of_safetensors_reads_it(new: NewFiles, tmp_path: Path) -> None:
+def test_any_reader_of_safetensors_reads_it_as_the_writer_describes_it(new: NewFiles, tmp_path: Path) -> None:
     (file,) = write_tensors(new, "model", TENSORS)
     assert file.name == "model.safetensors"
     assert_equal(load_file(tmp_path / file.name), TENSORS)
     with safe_open(tmp_path / file.name, framework="pt") as opened:
         assert opened.metadata() == {"format": "pt"}
-
-
-def test_the_writer_describes_its_files(new: NewFiles, tmp_path: Path) -> None:
-    (file,) = write_tensors(new, "model", TENSORS)
     content = (tmp_path / file.name).read_bytes()
     assert file.num_bytes == len(content)
     assert file.crc32c == google_crc32c.value(content)
@@ -203,14 +195,6 @@ def test_slices_of_several_writers_are_joined(new: NewFiles, tmp_path: Path) -> 
     assert torch.equal(torch.cat(plain), whole)
 
 
-def test_empty_tensors(tmp_path: Path) -> None:
-    new = NewFiles(directory_files(str(tmp_path)))
-    tensors = {"a": torch.from_numpy(np.empty(3, np.int64)[:0].copy()), "b": torch.empty(0, 2)}
-    write_tensor_file(new, "model.safetensors", tensors)
-    found = load_file(tmp_path / "model.safetensors")
-    assert {key: tensor.shape for key, tensor in found.items()} == {"a": (0,), "b": (0, 2)}
-
-
 TWO_TENSORS = {"a": torch.arange(100.0), "b": torch.arange(50, dtype=torch.int32)}
 
 
@@ -223,9 +207,8 @@ def flip(at: int) -> Callable[[bytes], bytes]:
     return damage
 
 
-@pytest.mark.parametrize(
-    ("damage", "told"),
-    [
+def test_damage_names_file_and_tensor(new: NewFiles, tmp_path: Path) -> None:
+    cases: list[tuple[Callable[[bytes], bytes], str]] = [
         (flip(0), "its header differs"),
         (flip(30), "its header differs"),
         (flip(-1), "tensor 'b' differs"),
@@ -233,76 +216,62 @@ def flip(at: int) -> Callable[[bytes], bytes]:
         (lambda content: content[:-1], "must have"),
         (lambda content: content + b"\0", "must have"),
         (lambda content: b"", "must have"),
-    ],
-)
-def test_damage_names_file_and_tensor(damage: Callable[[bytes], bytes], told: str, tmp_path: Path) -> None:
-    new = NewFiles(directory_files(str(tmp_path)))
+    ]
     files = write_tensors(new, "model", TWO_TENSORS)
     path = tmp_path / "model.safetensors"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataLossError, match=told) as raised:
-        read_tensors(new.files, files)
-    assert raised.value.path == str(path)
-    assert str(path) in str(raised.value)
+    whole = path.read_bytes()
+    for damage, told in cases:
+        path.write_bytes(damage(whole))
+        with pytest.raises(DataLossError, match=told) as raised:
+            pytest.fail(f"{told}: {read_tensors(new.files, files)}")
+        assert raised.value.path == str(path)
+        assert str(path) in str(raised.value)
 
 
-def test_reading_some_tensors_of_a_file(tmp_path: Path) -> None:
-    new = NewFiles(directory_files(str(tmp_path)))
+def test_reading_some_tensors_of_a_file(new: NewFiles, tmp_path: Path) -> None:
     rows = {"a": RowRange(100, 200, 300)}
     file = write_tensor_file(new, "model.safetensors", TWO_TENSORS, rows)
     found = read_slices(new.files, file, ["a"])
     assert list(found) == ["a"]
     assert torch.equal(found["a"], TWO_TENSORS["a"]), "the rows that are there"
     assert read_slices(new.files, file, []) == {}
-    content = bytearray((tmp_path / "model.safetensors").read_bytes())
-    content[-1] ^= 4  # of b
-    (tmp_path / "model.safetensors").write_bytes(content)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(flip(-1)(path.read_bytes()))  # of b
     assert torch.equal(read_slices(new.files, file, ["a"])["a"], TWO_TENSORS["a"])
     with pytest.raises(DataLossError, match="tensor 'b' differs"):
         read_slices(new.files, file, ["b"])
-    content[9] ^= 4
-    (tmp_path / "model.safetensors").write_bytes(content)
+    path.write_bytes(flip(9)(path.read_bytes()))
     with pytest.raises(DataLossError, match="its header differs"):
         read_slices(new.files, file, [])
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    new = NewFiles(directory_files(str(tmp_path)))
-    files = write_tensors(new, "model", TWO_TENSORS)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(DataLossError, match="model.safetensors' is missing"):
-        read_tensors(new.files, files)
-
-
-def test_missing_tensors_allocate_no_memory(tmp_path: Path) -> None:
+def test_missing_tensors_allocate_no_memory(new: NewFiles, tmp_path: Path) -> None:
     """A manifest may say that a tensor of a petabyte has most of its rows in a file that is missing."""
-    new = NewFiles(directory_files(str(tmp_path)))
     (file,) = write_tensors(new, "model", {"a": torch.zeros(2)})
     place = file.tensors["a"]
     shape = (1 << 50,)
     here = dataclasses.replace(place, shape=shape, rows=(0, 2))
     there = dataclasses.replace(place, shape=shape, rows=(2, 1 << 50))
     claims = [dataclasses.replace(file, tensors={"a": here}), TensorFile("other", 1 << 52, 0, 0, 0, {"a": there})]
-    with pytest.raises(DataLossError, match="is missing"):
+    with pytest.raises(DataLossError, match="other' is missing"):
         read_tensors(new.files, claims)
 
 
-@pytest.mark.parametrize("piece_bytes", [7, 40, 1 << 20])
-def test_pieces_of_tensors_have_offsets(piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_module, "_PIECE_BYTES", piece_bytes)
-    new = NewFiles(directory_files(str(tmp_path)))
+def test_pieces_of_tensors_have_offsets(new: NewFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {**TWO_TENSORS, "s": torch.tensor(2.5), "none": torch.empty(0, 3), "thin": torch.empty(4, 0)}
     file = write_tensor_file(new, "model.safetensors", tensors, {"a": RowRange(100, 200, 300)})
-    found: dict[str, list[torch.Tensor]] = {}
-    at = {"a": 100}
-    for key, begin, piece in read_pieces(new.files, file, ["a", "b", "s", "none", "thin"]):
-        assert begin == at.get(key, 0)
-        at[key] = begin + (len(piece) if piece.dim() else 0)
-        found.setdefault(key, []).append(piece)
-    assert torch.equal(torch.cat(found["a"]), TWO_TENSORS["a"])
-    assert torch.equal(torch.cat(found["b"]), TWO_TENSORS["b"])
-    assert [each.item() for each in found["s"]] == [2.5]
-    assert len(found["a"]) == -(-400 // max(4, piece_bytes // 4 * 4))
+    for piece_bytes in (7, 40, 1 << 20):
+        monkeypatch.setattr(read_module, "_PIECE_BYTES", piece_bytes)
+        found: dict[str, list[torch.Tensor]] = {}
+        at = {"a": 100}
+        for key, begin, piece in read_pieces(new.files, file, ["a", "b", "s", "none", "thin"]):
+            assert begin == at.get(key, 0)
+            at[key] = begin + (len(piece) if piece.dim() else 0)
+            found.setdefault(key, []).append(piece)
+        assert torch.equal(torch.cat(found["a"]), TWO_TENSORS["a"])
+        assert torch.equal(torch.cat(found["b"]), TWO_TENSORS["b"])
+        assert [each.item() for each in found["s"]] == [2.5]
+        assert len(found["a"]) == -(-400 // max(4, piece_bytes // 4 * 4))
     path = tmp_path / "model.safetensors"
     path.write_bytes(flip(file.tensors["s"].begin)(path.read_bytes()))
     with pytest.raises(DataLossError, match="tensor 's' differs"):

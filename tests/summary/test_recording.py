@@ -1,41 +1,38 @@
-"""Writers, steps, conditions, and recording on replicas."""
+"""Writers, steps, conditions, recording on replicas, and event files."""
 
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 import raydist as rd
+from raydist.summary.event_file import EventFile, event_of, first_events, open_event_file
+from raydist.summary.histograms import counted
+from raydist.summary.media import Text
+from raydist.summary.record import Record, SummaryData, as_array, merge, step_number
 from raydist.summary.recording import (
     StepRecorder,
     SummaryOrder,
     destination,
     step_sink,
 )
+from raydist.summary.runs import GraphData, Hyperparameters
 from raydist.summary.scalars import ScalarValue
 from raydist.summary.writer import pending_summaries
-from tests.summary.reading import curves
+from tests.refused import check_refused
+from tests.summary.reading import curves, record_of
 
 
 def test_a_step_is_named_by_the_call_or_the_writer_or_is_the_global_one(tmp_path: Path) -> None:
-    strategy = rd.OneDeviceStrategy("cpu")
-    with strategy.scope(), rd.summary.create_file_writer(tmp_path) as writer:
-        with writer.as_default(step=5):
-            rd.summary.scalar("call", 1.0, step=9)
-            rd.summary.scalar("writer", 1.0)
-        with writer.as_default():
-            rd.get_global_step().fill_(3)
-            rd.summary.scalar("global", 1.0)
-    found = curves(tmp_path)
-    assert [found.scalars(name)[0][0] for name in ("call", "writer", "global")] == [9, 5, 3]
-
-
-def test_the_global_step_is_that_of_the_step_that_calls(tmp_path: Path) -> None:
     strategy = rd.OneDeviceStrategy("cpu")
 
     def step() -> None:
@@ -43,13 +40,18 @@ def test_the_global_step_is_that_of_the_step_that_calls(tmp_path: Path) -> None:
         rd.get_global_step().add_(1)
         rd.summary.scalar("after", 1.0)
 
-    with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default():
-        with strategy.scope():
-            rd.get_global_step()
-        for _ in range(2):
-            strategy.run(step)
-    assert [step for step, _ in curves(tmp_path).scalars("before")] == [0, 1]
-    assert [step for step, _ in curves(tmp_path).scalars("after")] == [1, 2]
+    with strategy.scope(), rd.summary.create_file_writer(tmp_path) as writer:
+        with writer.as_default(step=5):
+            rd.summary.scalar("call", 1.0, step=9)
+            rd.summary.scalar("writer", 1.0)
+        with writer.as_default():
+            rd.get_global_step().fill_(3)
+            rd.summary.scalar("global", 1.0)
+            for _ in range(2):
+                strategy.run(step)
+    found = curves(tmp_path)
+    steps = {name: [step for step, _ in found.scalars(name)] for name in found.names("scalars")}
+    assert steps == {"call": [9], "writer": [5], "global": [3], "before": [3, 4], "after": [4, 5]}
 
 
 def test_without_anybody_who_counts_steps_are_0_and_that_is_said(tmp_path: Path) -> None:
@@ -72,12 +74,6 @@ def test_a_condition_is_asked_at_each_call(tmp_path: Path) -> None:
         assert [step for step, _ in curves(tmp_path).scalars("even")] == [0, 2, 4]
 
 
-def test_a_step_flushes_nothing(tmp_path: Path) -> None:
-    wrong = pytest.raises(rd.FailedPreconditionError, match="rd.summary.flush is for the driver")
-    with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default(), wrong:
-        rd.OneDeviceStrategy("cpu").run(rd.summary.flush)
-
-
 def test_a_step_records_for_the_writer_of_its_order_with_its_share() -> None:
     recorder = StepRecorder(lambda: 3.0)
     with recorder.recording(), recorder.following(SummaryOrder("writer", 7)):
@@ -85,26 +81,14 @@ def test_a_step_records_for_the_writer_of_its_order_with_its_share() -> None:
     (record,) = recorder.take_records()
     assert (record.writer, record.name, record.step) == ("writer", "loss", 7)
     assert record.data == ScalarValue(0.5, 3.0)
-
-
-def test_without_an_order_only_writers_of_the_step_itself_record() -> None:
-    recorder = StepRecorder(lambda: 1.0)
     with recorder.recording():
         assert step_sink() is recorder
         assert destination() is None
-        assert not rd.summary.scalar("loss", 0.5, step=0)
-    assert recorder.take_records() == ()
-
-
-def test_what_the_driver_does_not_want_is_not_recorded() -> None:
-    recorder = StepRecorder(lambda: 1.0)
+        assert not rd.summary.scalar("loss", 0.5, step=0), "there is no order"
     with recorder.recording(), recorder.following(SummaryOrder("writer", 7, wanted=False)):
         assert not rd.summary.scalar("loss", 0.5)
     assert recorder.take_records() == ()
-
-
-def test_a_replica_that_works_on_rows_of_others_records_nothing() -> None:
-    recorder = StepRecorder(lambda: None)
+    recorder = StepRecorder(lambda: None)  # works on rows of others
     with recorder.recording(), recorder.following(SummaryOrder("writer", 7)):
         assert rd.summary.scalar("loss", float("nan"))
         assert rd.summary.histogram("values", [1.0])
@@ -152,9 +136,14 @@ def test_nan_in_a_histogram_is_left_out_with_a_warning(tmp_path: Path) -> None:
     assert curves(tmp_path).histograms("weights")[0].num == 1
 
 
-def test_a_closed_writer_says_so(tmp_path: Path) -> None:
+def test_writers_and_flush_say_where_they_may_be_used(tmp_path: Path) -> None:
     writer = rd.summary.create_file_writer(tmp_path)
+    for go in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(rd.FailedPreconditionError, match="A writer must stay in the process that made it"):
+            go(writer)
     with writer.as_default(step=0):
+        with pytest.raises(rd.FailedPreconditionError, match="rd.summary.flush is for the driver"):
+            rd.OneDeviceStrategy("cpu").run(rd.summary.flush)
         writer.close()
         with pytest.raises(rd.FailedPreconditionError, match="must be open to take summaries"):
             rd.summary.scalar("loss", 0.5)
@@ -162,6 +151,8 @@ def test_a_closed_writer_says_so(tmp_path: Path) -> None:
         pass
     with pytest.raises(rd.FailedPreconditionError, match="must be open"):
         writer.flush()
+    with pytest.raises(rd.InvalidArgumentError, match="flush_millis must be .*got -1"):
+        rd.summary.create_file_writer(tmp_path, flush_millis=-1)
 
 
 def test_an_error_of_the_program_is_not_hidden(tmp_path: Path) -> None:
@@ -173,18 +164,6 @@ def test_an_error_of_the_program_is_not_hidden(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         program()
     assert curves(tmp_path).scalars("loss") == [(0, 0.5)]
-
-
-def test_a_writer_stays_in_its_process(tmp_path: Path) -> None:
-    with rd.summary.create_file_writer(tmp_path) as writer:
-        for go in (pickle.dumps, copy.deepcopy):
-            with pytest.raises(rd.FailedPreconditionError, match="A writer must stay in the process that made it"):
-                go(writer)
-
-
-def test_flush_millis_must_be_a_time(tmp_path: Path) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="flush_millis must be .*got -1"):
-        rd.summary.create_file_writer(tmp_path, flush_millis=-1)
 
 
 class Steps:
@@ -200,17 +179,7 @@ class Steps:
         return self.finish
 
 
-def test_steps_are_waited_for_before_the_file_is_closed(tmp_path: Path) -> None:
-    steps = Steps()
-    writer = rd.summary.create_file_writer(tmp_path)
-    writer.follow(steps)
-    writer.flush()
-    writer.close()
-    writer.close()
-    assert steps.finished == 2
-
-
-def test_pending_summaries_are_on_disk_before_the_writer_would_write_them(tmp_path: Path) -> None:
+def test_steps_are_waited_for_before_summaries_are_written(tmp_path: Path) -> None:
     steps = Steps()
     writer = rd.summary.create_file_writer(tmp_path, flush_millis=10**6)
     writer.follow(steps)
@@ -220,4 +189,142 @@ def test_pending_summaries_are_on_disk_before_the_writer_would_write_them(tmp_pa
         flush()
     assert curves(tmp_path).scalars("loss") == [(1, 0.5)]
     assert steps.finished == 1
+    writer.flush()
     writer.close()
+    writer.close()
+    assert steps.finished == 3
+
+
+def opened(logdir: Path) -> EventFile:
+    return EventFile(*open_event_file(str(logdir)), flush_s=30.0)
+
+
+def test_what_was_added_is_there_after_a_flush_and_after_the_end(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    file = opened(tmp_path / "new" / "folder")
+    file.flush()
+    assert set(threading.enumerate()) == before, "no thread before the first record"
+    file.add(record_of("loss", 0.5))
+    assert len(set(threading.enumerate()) - before) == 1
+    file.flush()
+    assert curves(tmp_path / "new" / "folder").scalars("loss") == [(0, 0.5)]
+    file.add(record_of("loss", 0.25, step=1))
+    file.close()
+    file.close()
+    assert set(threading.enumerate()) == before
+    assert curves(tmp_path / "new" / "folder").scalars("loss") == [(0, 0.5), (1, 0.25)]
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = r"must be one that this program can write, got .*Give another"
+    places = ("file", "file/below", "/proc/raydist", "with\0zero")
+    check_refused(open_event_file, [(str(tmp_path / place), told) for place in places])  # "/proc" stays what it is
+
+
+class Full(io.BytesIO):
+    """A disk without room."""
+
+    def write(self, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_told_once_and_ends_no_training() -> None:
+    file = EventFile("/full/events", Full(), flush_s=30.0)
+    file.add(record_of("loss", 0.5))
+    with pytest.raises(rd.FailedPreconditionError, match=r"'/full/events', which failed: .*No space left"):
+        file.flush()
+    file.add(record_of("loss", 0.5))
+    (remark,) = file.take_remarks()
+    assert "Summaries are lost from now on: '/full/events'" in remark
+    assert file.take_remarks() == []
+    file.close()
+
+
+class Stuck(io.BytesIO):
+    """A disk that does nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+
+    def write(self, data: object) -> int:
+        self.free.wait(20)
+        return 0
+
+
+def test_what_a_slow_disk_cannot_take_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydist.summary.event_file._MOST_BYTES", 3000)
+    disk = Stuck()
+    file = EventFile("/slow/events", disk, flush_s=30.0)
+    for _ in range(5):
+        file.add(record_of("note", Text(("a" * 1000,))))
+    with pytest.raises(rd.DeadlineExceededError, match="must be in '/slow/events' within 0.01 s"):
+        file.flush(0.01)
+    disk.free.set()
+    (remark,) = file.take_remarks()
+    assert "Summaries come faster than '/slow/events' can be written" in remark
+    file.close()
+
+
+def test_what_cannot_be_shown_is_left_out_and_nothing_else(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    for step in range(2):
+        file.add(record_of("text", Text(("no character: \ud800",)), step=step))
+        file.add(record_of("loss", 0.5, step=step))
+    file.flush()
+    told = file.take_remarks()
+    file.close()
+    assert curves(tmp_path).scalars("loss") == [(0, 0.5), (1, 0.5)]
+    assert len(told) == 1
+    assert "What is shown as 'text' must be something that event files hold, but at step 0 it is not" in told[0]
+
+
+def event(name: str, shown: SummaryData | float) -> Event:
+    return Event.FromString(event_of(record_of(name, shown, step=3)))
+
+
+def test_events_say_what_tensorboard_asks_for() -> None:
+    version, start = (Event.FromString(data) for data in first_events(1.0, purge_step=5))
+    assert version.file_version == "brain.Event:2"
+    assert (start.step, start.session_log.status) == (5, SessionLog.SessionStatus.Value("START"))
+    assert len(list(first_events(1.0))) == 1
+    histogram = event("values", counted(np.zeros(0))).summary.value[0].histo
+    assert (histogram.min, histogram.max, histogram.num) == (0.0, 0.0, 0.0)
+    assert len(histogram.bucket) == len(histogram.bucket_limit) == 1
+    tensor = event("t", Text(("a", "b"), (1, 2))).summary.value[0].tensor
+    assert [dim.size for dim in tensor.tensor_shape.dim] == [1, 2]
+    assert list(tensor.string_val) == [b"a", b"b"]
+    tags = [value.tag for value in event("_hparams_", Hyperparameters({"lr": 0.1}, ("loss",))).summary.value]
+    assert tags == ["_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info"]
+    assert event("graph", GraphData(b"")).WhichOneof("what") == "graph_def"
+
+
+def brief(records: list[Record]) -> list[tuple[str, int, object]]:
+    return [(record.name, record.step, getattr(record.data, "value", record.data)) for record in records]
+
+
+def test_calls_of_one_name_step_and_kind_belong_together_by_their_order() -> None:
+    first = [record_of("loss", 1.0), record_of("loss", 2.0), record_of("loss", 7.0, step=1)]
+    second = [record_of("loss", 3.0), record_of("loss", 4.0), record_of("loss", 9.0, step=1)]
+    assert brief(merge([first, second])) == [("loss", 0, 2.0), ("loss", 0, 3.0), ("loss", 1, 8.0)]
+    assert brief(merge([[], [record_of("only here", 3.0)]])) == [("only here", 0, 3.0)]
+    some = merge([[record_of("a", 1.0)], [record_of("b", 3.0), record_of("a", 2.0)]])
+    assert brief(some) == [("a", 0, 1.5), ("b", 0, 3.0)]
+    text = Text(("hello",))
+    assert brief(merge([[record_of("x", 1.0)], [record_of("x", text)]])) == [("x", 0, 1.0), ("x", 0, text)]
+
+
+def test_whole_numbers_of_all_kinds_are_steps() -> None:
+    for step in (3, np.int32(3), np.array(3), torch.tensor(3), torch.tensor([3])):
+        assert step_number(step) == 3
+        assert type(step_number(step)) is int
+    others = [1.5, "3", True, torch.tensor(1.5), torch.tensor([1, 2]), [3], 2**63, -(2**63) - 1]
+    check_refused(step_number, [(each, "The step of a summary must be a whole number, got") for each in others])
+
+
+def test_tensors_of_all_kinds_are_arrays() -> None:
+    assert as_array(torch.eye(2).to_sparse()).tolist() == [[1, 0], [0, 1]]
+    assert as_array(torch.ones(1, dtype=torch.float16)).dtype == np.float32
+    assert as_array(torch.nn.Parameter(torch.ones(1))).tolist() == [1]
+    assert as_array([1, 2]).tolist() == [1, 2]

@@ -1,4 +1,4 @@
-"""Stand-ins for models of transformers, peft and timm.
+"""Stand-ins for models of transformers and peft.
 
 `test_packaged_models.py` copies this file into a folder for installed packages, and imports it from there.
 """
@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["CausalModel", "ConvNet", "SequenceClassifier", "get_peft_model"]
+__all__ = ["CausalModel", "get_peft_model"]
 
-WORDS, WIDTH, CLASSES = 20, 8, 3
+WORDS, WIDTH = 20, 8
 
 ACT2FN = {"gelu": nn.GELU(), "silu": nn.SiLU()}
 
@@ -65,22 +65,6 @@ class Block(nn.Module):
         hidden: torch.Tensor = self.norm(x + attended)
         added: torch.Tensor = self.down(ACT2FN[self.act](self.up(hidden)))
         return hidden + added
-
-
-class SequenceClassifier(nn.Module):
-    """As `BertForSequenceClassification`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.block = nn.Embedding(WORDS, WIDTH), Block("gelu")
-        self.classifier = nn.Linear(WIDTH, CLASSES)
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor | None = None
-    ) -> ModelOutput:
-        hidden = self.block(self.embed(input_ids), attention_mask[:, None].bool())
-        logits = self.classifier(hidden[:, 0])
-        return ModelOutput(None if labels is None else F.cross_entropy(logits, labels), logits)
 
 
 class CausalModel(nn.Module):
@@ -149,40 +133,3 @@ def get_peft_model(model: nn.Module, targets: Sequence[str] = ("q_proj", "v_proj
             if name in targets and isinstance(child, nn.Linear):
                 setattr(parent, name, LoraLinear(child, rank))
     return PeftModel(model)
-
-
-class BatchNormAct2d(nn.BatchNorm2d):
-    """As timm's: its forward is a copy of torch's, and more."""
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features)
-        self.act = nn.SiLU(inplace=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        normed = F.batch_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training,
-            self.momentum or 0.0,
-            self.eps,
-        )
-        act: torch.Tensor = self.act(normed)
-        return act
-
-
-class ConvNet(nn.Module):
-    """As an EfficientNet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.bn = nn.Conv2d(3, 4, 3), BatchNormAct2d(4)
-        self.head = nn.Linear(4, CLASSES)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.bn(self.conv(images)).mean((2, 3)))
-        return logits

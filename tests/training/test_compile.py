@@ -11,24 +11,20 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import MeanSquaredError, MetricCollection
-from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassAUROC
+from torchmetrics.wrappers import ClasswiseWrapper
 
 import raydist as rd
 from raydist.training.elements import ClassWeights, Example, apply_module, forward, unpack
 from raydist.training.sidecar_evaluator import Evaluated
+from raydist.training.steps import guessing
 from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
+from tests.refused import check_refused
 from tests.training.toys import column, compiled, line, regression, small_net
 
 
-@pytest.mark.parametrize("call", ["fit", "evaluate"])
-def test_compile_comes_first(call: str) -> None:
-    with pytest.raises(rd.FailedPreconditionError, match=r"must be compiled first: model.compile\(optimizer, loss\)"):
-        getattr(rd.Model(small_net()), call)(regression(4, 4), verbose=False)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_compile_checks_its_arguments() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"optimizer": 0.1}, "optimizer must be a torch.optim.Optimizer, got 0.1"),
         ({"loss": 3}, r"loss must be callable as loss\(prediction, target\), got 3"),
         ({"optimizer": "sdg"}, "optimizer must be one of torch's classes .* got 'sdg'. Did you mean 'SGD'.*AdamW, "),
@@ -40,20 +36,17 @@ def test_compile_comes_first(call: str) -> None:
         ({"accumulate_steps": 0}, "accumulate_steps must be >= 1, got 0"),
         ({"precision": "fp8"}, 'precision must be "bf16", "fp16" or None, got \'fp8\''),
         ({"loss_reduction": "rows"}, 'loss_reduction must be "mean", "sum" or None'),
-    ],
-)
-def test_compile_checks_its_arguments(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        compiled(line(), **settings)
-
-
-def test_an_optimizer_over_foreign_parameters_is_refused() -> None:
+    ]
+    check_refused(lambda settings: compiled(line(), **settings), cases)
     net, other = line(), nn.Linear(5, 2)
     optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
-    with pytest.raises(
-        rd.InvalidArgumentError, match=r"2 of its 3 are not among them, the first has the shape \(2, 5\)"
-    ):
-        compiled(net, optimizer=optimizer)
+    told = r"2 of its 3 are not among them, the first has the shape \(2, 5\)"
+    check_refused(lambda optimizer: compiled(net, optimizer=optimizer), [(optimizer, told)])
+    model = rd.Model(small_net())
+    calls: list[Any] = [lambda: model.fit(regression(4, 4)), lambda: model.evaluate(regression(4, 4))]
+    told = r"must be compiled first: model.compile\(optimizer, loss\)"
+    for call in (*calls, lambda: model.optimizer):
+        check_refused(lambda call: call(), [(call, told)], rd.FailedPreconditionError)
 
 
 def test_compiling_again_replaces_everything() -> None:
@@ -80,26 +73,15 @@ def test_the_optimizer_can_be_reached() -> None:
     before = [value.clone() for value in model.parameters()]
     model.fit(regression(4, 4), verbose=False)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    with pytest.raises(rd.FailedPreconditionError, match="must be compiled first"):
-        _ = rd.Model(small_net()).optimizer
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        rd.summary.create_file_writer,
-        rd.TensorBoard,
-        rd.CSVLogger,
-    ],
-    ids=["create_file_writer", "TensorBoard", "CSVLogger"],
-)
-def test_what_is_written_here_alone_is_not_at_a_uri(
-    use: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_here_alone_is_not_at_a_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(rd.InvalidArgumentError, match="must be on a disk of this machine") as found:
-        use("s3://key:hidden@bucket/file?sig=hidden")
-    assert "hidden" not in str(found.value)
+    uses: list[Callable[[str], Any]] = [rd.summary.create_file_writer, rd.TensorBoard, rd.CSVLogger]
+    for use in uses:
+        with pytest.raises(rd.InvalidArgumentError, match="must be on a disk of this machine") as found:
+            use("s3://key:hidden@bucket/file?sig=hidden")
+        assert "hidden" not in str(found.value), use
     assert not list(tmp_path.iterdir())  # of a directory "s3:"
 
 
@@ -113,24 +95,26 @@ def test_credentials_are_shown_nowhere(capsys: pytest.CaptureFixture[str]) -> No
     assert all("memory://***@bucket/file?***" in each and "hidden" not in each for each in told)
 
 
-def test_metrics_are_named_by_their_class_and_numbered() -> None:
+def test_metrics_have_names_and_are_read() -> None:
     names = list(named_metrics([MeanSquaredError(), BinaryAUROC(), MeanSquaredError(), MeanSquaredError()]))
     assert names == ["mean_squared_error", "binary_auroc", "mean_squared_error_1", "mean_squared_error_2"]
-
-
-def test_a_dict_a_collection_and_a_single_metric_are_fine() -> None:
     metric = MeanSquaredError()
     assert named_metrics({"mse": metric}) == {"mse": metric}
     assert list(named_metrics(MetricCollection({"mse": metric}))) == ["mse"]
     assert named_metrics(metric) == {"mean_squared_error": metric}
     assert named_metrics(()) == {}
-
-
-def test_a_metric_of_several_numbers_is_logged_as_a_tensor() -> None:
     trackers = Trackers(LossTotal(), RowCount(), {"per_class": MulticlassAccuracy(2, average=None)})
     trackers.update(torch.tensor(0.0), 2, 2)
     trackers.metrics["per_class"].update(torch.tensor([0, 1]), torch.tensor([0, 0]))
-    assert trackers.read()["per_class"].tolist() == [0.5, 0.0]
+    assert trackers.read()["per_class"].tolist() == [0.5, 0.0], "of several numbers"
+    metrics = {
+        "auroc": BinaryAUROC(),
+        "accuracy": MulticlassAccuracy(3),
+        "mse": MeanSquaredError(),
+        "classes": ClasswiseWrapper(MulticlassAUROC(3, average=None)),
+        "ignores": MulticlassAUROC(3, ignore_index=0),
+    }
+    assert guessing(metrics) == {"auroc": False, "classes": False, "ignores": True}
 
 
 class Pair(NamedTuple):
@@ -138,13 +122,10 @@ class Pair(NamedTuple):
     b: Any
 
 
-@pytest.mark.parametrize(
-    ("element", "got"),
-    [(5, "a single int"), ((1,), "a tuple of 1"), ((1, 2, 3, 4), "a tuple of 4"), ({"x": 1}, "a dict")],
-)
-def test_unpack_refuses_other_elements(element: Any, got: str) -> None:
-    with pytest.raises(rd.SpecError, match=rf"\(x, y\) or \(x, y, sample_weight\), got {got}.* dataset\.map"):
-        unpack(element)
+def test_unpack_refuses_other_elements() -> None:
+    cases = {"a single int": 5, "a tuple of 1": (1,), "a tuple of 4": (1, 2, 3, 4), "a dict": {"x": 1}}
+    told = r"\(x, y\) or \(x, y, sample_weight\), got {}.* dataset\.map"
+    check_refused(unpack, [(element, told.format(got)) for got, element in cases.items()], rd.SpecError)
 
 
 class Echo(nn.Module):
@@ -152,40 +133,27 @@ class Echo(nn.Module):
         return args
 
 
-@pytest.mark.parametrize(
-    ("x", "args"), [((1, 2), (1, 2)), ({"a": 1}, ({"a": 1},)), (Pair(1, 2), (Pair(1, 2),)), (torch.ones(()), (1,))]
-)
-def test_a_plain_tuple_is_unpacked_into_arguments(x: Any, args: tuple[Any, ...]) -> None:
-    assert apply_module(Echo(), x) == args
+def test_a_plain_tuple_is_unpacked_into_arguments() -> None:
+    cases: list[tuple[Any, Any]] = [
+        ((1, 2), (1, 2)),
+        ({"a": 1}, ({"a": 1},)),
+        (Pair(1, 2), (Pair(1, 2),)),
+        (torch.ones(()), (1,)),
+    ]
+    for x, args in cases:
+        assert apply_module(Echo(), x) == args
 
 
-@pytest.mark.parametrize(
-    "y",
-    [
-        torch.tensor([0, 1, 2]),
-        torch.tensor([[0.0], [1.0], [2.0]]),
-        torch.eye(3),
-    ],
-)
-def test_rows_weigh_by_their_class(y: torch.Tensor) -> None:
+def test_rows_weigh_by_their_class() -> None:
     weights = ClassWeights.parse({1: 5.0, 2: 0})
-    assert weights.of(y).tolist() == [1.0, 5.0, 0.0]
-    example = weights.weigh(Example("x", y))
-    assert example.sample_weight.tolist() == [1.0, 5.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    "given", [{}, [1.0, 2.0], {"cat": 1.0}, {-1: 1.0}, {0: -1.0}, {0: float("nan")}, {0: "heavy"}, {0: None}]
-)
-def test_others_are_refused(given: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="class_weight must"):
-        ClassWeights.parse(given)
-
-
-@pytest.mark.parametrize(("y", "got"), [(torch.ones(2, 2, 2), r"shape \(2, 2, 2\)"), ({"a": torch.ones(2)}, "dict")])
-def test_targets_must_be_classes(y: Any, got: str) -> None:
-    with pytest.raises(rd.SpecError, match=rf"class_weight needs targets .* got {got}"):
-        ClassWeights.parse({0: 2.0}).of(y)
+    for y in (torch.tensor([0, 1, 2]), torch.tensor([[0.0], [1.0], [2.0]]), torch.eye(3)):
+        assert weights.of(y).tolist() == [1.0, 5.0, 0.0]
+        assert weights.weigh(Example("x", y)).sample_weight.tolist() == [1.0, 5.0, 0.0]
+    others: list[Any] = [{}, [1.0, 2.0], {"cat": 1.0}, {-1: 1.0}, {0: -1.0}, {0: float("nan")}, {0: "heavy"}, {0: None}]
+    check_refused(ClassWeights.parse, [(given, "class_weight must") for given in others])
+    targets = [(torch.ones(2, 2, 2), r"shape \(2, 2, 2\)"), ({"a": torch.ones(2)}, "dict")]
+    told = "class_weight needs targets .* got "
+    check_refused(ClassWeights.parse({0: 2.0}).of, [(y, told + got) for y, got in targets], rd.SpecError)
 
 
 class Spy(nn.Module):

@@ -15,14 +15,9 @@ from torchmetrics import MeanSquaredError
 
 import raydist as rd
 from raydist.training.passes import Executions, in_evaluation_mode
+from tests.refused import check_refused
 from tests.returned_classes import Cache, ModelOutput
-from tests.training.toys import column, compiled, line, regression, small_net, weights_of
-
-
-def test_targets_and_weights_are_passed_over() -> None:
-    arrays = (column([1, 2]), column([0, 0]), np.ones(2))
-    data = rd.Dataset.from_tensor_slices(arrays).batch(2)
-    assert compiled(line(3.0)).predict(data, verbose=False).tolist() == [[3.0], [6.0]]
+from tests.training.toys import column, compiled, line, regression, small_net
 
 
 class Generative(nn.Module):
@@ -33,9 +28,9 @@ class Generative(nn.Module):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("num_replicas", [1, 3])
-def test_what_is_no_tensor_becomes_none(num_replicas: int, mirrored: Callable[[int], rd.Strategy]) -> None:
-    strategy = rd.OneDeviceStrategy("cpu") if num_replicas == 1 else mirrored(num_replicas)
+@pytest.mark.parametrize("kind", ["one", "two"])
+def test_what_is_no_tensor_becomes_none(kind: str, request: pytest.FixtureRequest) -> None:
+    strategy = rd.OneDeviceStrategy("cpu") if kind == "one" else request.getfixturevalue(kind)
     seen: list[Any] = []
     callback = rd.LambdaCallback(on_predict_batch_end=lambda batch, logs: seen.append(logs["outputs"]))
     with strategy.scope():
@@ -58,24 +53,21 @@ class Unusable(nn.Module):
         return self.make(x)
 
 
-@pytest.mark.parametrize(
-    ("make", "got"),
-    [
+def test_outputs_without_an_entry_a_row_are_refused() -> None:
+    cases: list[tuple[Callable[[torch.Tensor], Any], str]] = [
         (lambda x: {"boxes": [x]}, "a list"),  # tensors must not vanish with it
         (lambda x: {"y": x, "array": x.numpy()}, "a ndarray"),
         (lambda x: x.sum(), r"shape \(\)"),
         (lambda x: ModelOutput(text="hi"), "a ModelOutput without tensors"),
         (lambda x: {}, "a dict without tensors"),
-    ],
-)
-def test_outputs_without_an_entry_a_row_are_refused(make: Callable[[torch.Tensor], Any], got: str) -> None:
-    with pytest.raises(rd.SpecError, match=f"one entry per input row .2. from the module, got {got}"):
-        rd.Model(Unusable(make)).predict(column([1, 2]), verbose=False)
-
-
-def test_a_list_of_outputs_becomes_a_tuple() -> None:
-    prediction = rd.Model(Unusable(lambda x: [x, x.sum(dim=1)])).predict(column([1, 2]), verbose=False)
-    assert [part.shape for part in prediction] == [(2, 1), (2,)]
+    ]
+    predict: Any = lambda make: rd.Model(Unusable(make)).predict(column([1, 2]), verbose=False)  # noqa: E731
+    told = "one entry per input row .2. from the module, got "
+    check_refused(predict, [(make, told + got) for make, got in cases], rd.SpecError)
+    assert [part.shape for part in predict(lambda x: [x, x.sum(dim=1)])] == [(2, 1), (2,)], "a list becomes a tuple"
+    data = rd.Dataset.from_tensor_slices(column([2, 3])).batch(1)
+    with pytest.raises(rd.SpecError, match=r"agree in all but their first dimension, got rows of the shapes .*2.*3"):
+        rd.Model(Unusable(lambda x: torch.zeros(len(x), int(x[0, 0])))).predict(data, verbose=False)
 
 
 def test_evaluation_mode_inside_and_training_mode_afterwards() -> None:
@@ -83,17 +75,16 @@ def test_evaluation_mode_inside_and_training_mode_afterwards() -> None:
     data = rd.Dataset.from_tensor_slices(column([1] * 50)).batch(50)
     assert rd.Model(net).predict(data, verbose=False).sum().item() == 50.0
     assert net.training
-
-
-class AsLongAsTheFirst(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(x), int(x[0, 0]))
-
-
-def test_rows_of_differing_shapes_are_refused() -> None:
-    data = rd.Dataset.from_tensor_slices(column([2, 3])).batch(1)
-    with pytest.raises(rd.SpecError, match=r"agree in all but their first dimension, got rows of the shapes .*2.*3"):
-        rd.Model(AsLongAsTheFirst()).predict(data, verbose=False)
+    flags = nn.Sequential(nn.Dropout(), nn.Dropout())
+    flags[1].eval()
+    with contextlib.suppress(ZeroDivisionError), in_evaluation_mode(flags):
+        assert not any(part.training for part in flags.modules())
+        raise ZeroDivisionError
+    assert [part.training for part in flags.modules()] == [True, True, False]
+    module = nn.Sequential(small_net(), nn.BatchNorm1d(1).double())
+    before = [value.clone() for value in module.state_dict().values()]
+    compiled(module).evaluate(regression(8, 4), verbose=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.state_dict().values(), strict=True))
 
 
 def test_empty_and_infinite_datasets_are_refused() -> None:
@@ -105,7 +96,7 @@ def test_empty_and_infinite_datasets_are_refused() -> None:
             getattr(model, name)(regression(4, 4).repeat(), verbose=False)
 
 
-def test_steps_end_a_pass_and_arrays_are_data() -> None:
+def test_predictions_of_arrays_of_some_steps_and_without_targets() -> None:
     model = rd.Model(line(2.0))
     x = column([1, 2, 3, 4, 5])
     assert model.predict(x, verbose=False).flatten().tolist() == [2.0, 4.0, 6.0, 8.0, 10.0]
@@ -115,44 +106,36 @@ def test_steps_end_a_pass_and_arrays_are_data() -> None:
     with pytest.warns(UserWarning, match="steps=4, but only 3 were left for predict") as caught:
         model.predict(dataset=data, steps=4, verbose=False)
     assert [warning.filename for warning in caught] == [__file__]
+    data = rd.Dataset.from_tensor_slices((x, x, np.ones(5))).batch(2)
+    assert model.predict(data, steps=1, verbose=False).tolist() == [[2.0], [4.0]]
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
-def test_loss_and_metrics_are_means_over_all_rows(steps_per_execution: int) -> None:
+def test_loss_and_metrics_are_means_over_all_rows() -> None:
     # losses 1, 4, 9, 16, 25 in batches of two, two and one
-    model = compiled(line(), metrics={"mse": MeanSquaredError()}, steps_per_execution=steps_per_execution)
     data = rd.Dataset.from_tensor_slices((column([1] * 5), column([1, 2, 3, 4, 5]))).batch(2)
-    assert model.evaluate(data, verbose=False) == {"loss": pytest.approx(11.0), "mse": pytest.approx(11.0)}
-
-
-def test_sample_weights_weigh_the_loss_and_not_the_metrics() -> None:
+    for steps_per_execution in (1, 2):
+        model = compiled(line(), metrics={"mse": MeanSquaredError()}, steps_per_execution=steps_per_execution)
+        assert model.evaluate(data, verbose=False) == {"loss": pytest.approx(11.0), "mse": pytest.approx(11.0)}
+    # weights are those of the loss and not of metrics
     model = compiled(line(), loss=nn.MSELoss(reduction="none"), metrics={"mse": MeanSquaredError()})
     arrays = (column([1] * 3), column([1, 2, 3]), np.array([1.0, 1.0, 2.0]))
     data = rd.Dataset.from_tensor_slices(arrays).batch(2)
     assert model.evaluate(data, verbose=False) == {"loss": pytest.approx(23 / 4), "mse": pytest.approx(14 / 3)}
 
 
-def test_nothing_is_trained() -> None:
-    net = nn.Sequential(small_net(), nn.BatchNorm1d(1).double())
-    before = [value.clone() for value in net.state_dict().values()]
-    compiled(net).evaluate(regression(8, 4), verbose=False)
-    assert all(torch.equal(a, b) for a, b in zip(before, net.state_dict().values(), strict=True))
-    assert weights_of(net)
-
-
-@pytest.mark.parametrize("steps_per_execution", [1, 2, 5])
-def test_steps_end_a_pass(steps_per_execution: int) -> None:
-    model = compiled(small_net(), steps_per_execution=steps_per_execution)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        some = model.evaluate(regression(20, 4).repeat(), steps=3, verbose=False)
-        assert some == model.evaluate(regression(20, 4), steps=3, verbose=False)
-    assert some == model.evaluate(regression(20, 4).take(3), verbose=False)
-    with pytest.warns(UserWarning, match="steps=9, but only 5 were left for evaluate") as caught:
-        model.evaluate(regression(20, 4), steps=9, verbose=False)
-    assert [warning.filename for warning in caught] == [__file__]
-    with pytest.raises(rd.InvalidArgumentError, match="steps must be >= 1, got 0"):
-        model.evaluate(regression(20, 4), steps=0, verbose=False)
+def test_steps_end_a_pass() -> None:
+    for steps_per_execution in (1, 2, 5):
+        model = compiled(small_net(), steps_per_execution=steps_per_execution)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            some = model.evaluate(regression(20, 4).repeat(), steps=3, verbose=False)
+            assert some == model.evaluate(regression(20, 4), steps=3, verbose=False)
+        assert some == model.evaluate(regression(20, 4).take(3), verbose=False)
+        with pytest.warns(UserWarning, match="steps=9, but only 5 were left for evaluate") as caught:
+            model.evaluate(regression(20, 4), steps=9, verbose=False)
+        assert [warning.filename for warning in caught] == [__file__]
+        with pytest.raises(rd.InvalidArgumentError, match="steps must be >= 1, got 0"):
+            model.evaluate(regression(20, 4), steps=0, verbose=False)
 
 
 def test_arrays_are_evaluated_in_their_order() -> None:
@@ -163,32 +146,8 @@ def test_arrays_are_evaluated_in_their_order() -> None:
     assert compiled(small_net()).evaluate(dataset=regression(4, 2), verbose=False).keys() == {"loss"}
 
 
-def test_training_flags_come_back_after_an_error() -> None:
-    net = nn.Sequential(nn.Dropout(), nn.Dropout())
-    net[1].eval()
-    with contextlib.suppress(ZeroDivisionError), in_evaluation_mode(net):
-        assert not any(part.training for part in net.modules())
-        raise ZeroDivisionError
-    assert [part.training for part in net.modules()] == [True, True, False]
-
-
-def counts(batches: int, limits: list[int | None], *, size: int, known: bool) -> tuple[list[int], list[Any], bool]:
-    """Steps of each execution while ready, the batches seen, and whether it is ready for more."""
-    seen: list[Any] = []
-    calls = Executions(
-        rd.OneDeviceStrategy("cpu"),
-        seen.append,
-        iter(range(batches)),
-        steps_per_execution=size,
-        num_batches=batches if known else None,
-    )
-    done = [calls.execute(limit) for limit in limits if calls.ready()]
-    return done, seen, calls.ready()
-
-
-@pytest.mark.parametrize(
-    ("batches", "limits", "size", "known", "done", "ready"),
-    [
+def test_executions_end_with_the_data() -> None:
+    cases: list[tuple[int, list[int | None], int, bool, list[int], bool]] = [
         (3, [None] * 5, 1, True, [1, 1, 1], False),
         (3, [None] * 5, 1, False, [1, 1, 1], False),
         (5, [None] * 4, 3, True, [3, 2], False),
@@ -196,18 +155,17 @@ def counts(batches: int, limits: list[int | None], *, size: int, known: bool) ->
         (6, [None] * 4, 3, True, [3, 3], False),
         (6, [None] * 4, 3, False, [3, 3, 0], False),  # the end is not known beforehand
         (6, [2, 5, 1], 3, False, [2, 3, 1], True),
-    ],
-)
-def test_executions_end_with_the_data(
-    batches: int, limits: list[int | None], size: int, known: bool, done: list[int], ready: bool
-) -> None:
-    assert counts(batches, limits, size=size, known=known) == (done, list(range(batches)), ready)
-
-
-def test_asking_twice_loses_no_batch() -> None:
-    seen: list[Any] = []
-    calls = Executions(rd.OneDeviceStrategy("cpu"), seen.append, iter([1, 2]))
-    assert calls.ready()
-    assert calls.ready()
-    calls.execute(None)
-    assert seen == [1]
+        (3, [None], 1, True, [1], True),
+    ]
+    for case in cases:
+        batches, limits, size, known, done, ready = case
+        seen: list[Any] = []
+        calls = Executions(
+            rd.OneDeviceStrategy("cpu"),
+            seen.append,
+            iter(range(batches)),
+            steps_per_execution=size,
+            num_batches=batches if known else None,
+        )
+        found = [calls.execute(limit) for limit in limits if calls.ready() and calls.ready()]  # which loses no batch
+        assert (found, seen, calls.ready(), calls.ready()) == (done, [*range(sum(done))], ready, ready), case

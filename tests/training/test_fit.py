@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import raydist as rd
+from raydist.training.given_data import distributed
+from tests.refused import check_refused
 from tests.training.toys import (
     Recorder,
     bare_loop,
@@ -25,16 +28,15 @@ from tests.training.toys import (
 )
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-@pytest.mark.parametrize("num_rows", [1, 7, 8, 21])
-def test_equals_a_bare_loop(num_rows: int, steps_per_execution: int) -> None:
-    net, reference = small_net(), small_net()
-    losses = bare_loop(reference, batches_of(regression_arrays(num_rows), 4), epochs=3)
-    model = compiled(net, steps_per_execution=steps_per_execution)
-    history = model.fit(regression(num_rows, 4), epochs=3, verbose=False)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True))
-    assert history.history["loss"] == pytest.approx(losses, rel=1e-12)
-    assert not torch.equal(weights_of(net)[0], weights_of(small_net())[0])
+def test_equals_a_bare_loop() -> None:
+    for num_rows, steps_per_execution in ((1, 1), (7, 3), (8, 1), (21, 3), (21, 1)):
+        net, reference = small_net(), small_net()
+        losses = bare_loop(reference, batches_of(regression_arrays(num_rows), 4), epochs=3)
+        model = compiled(net, steps_per_execution=steps_per_execution)
+        history = model.fit(regression(num_rows, 4), epochs=3, verbose=False)
+        assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True)), num_rows
+        assert history.history["loss"] == pytest.approx(losses, rel=1e-12), num_rows
+        assert not torch.equal(weights_of(net)[0], weights_of(small_net())[0])
 
 
 def test_validation_runs_in_evaluation_mode_and_training_flags_come_back() -> None:
@@ -59,158 +61,108 @@ def test_validation_runs_in_evaluation_mode_and_training_flags_come_back() -> No
     assert not net.frozen.training
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2, 5])
-def test_data_that_runs_out_warns_once_and_stops(steps_per_execution: int) -> None:
-    model = compiled(small_net(), steps_per_execution=steps_per_execution)
-    recorder = Recorder()
-    with pytest.warns(UserWarning, match=r"ran out of batches: steps_per_epoch=3, but only 2 were left") as caught:
-        history = model.fit(regression(20, 4), epochs=4, steps_per_epoch=3, callbacks=[recorder], verbose=False)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    assert len(history.history["loss"]) == 2
-    assert [call for call in recorder.calls if call.startswith("epoch_end")] == ["epoch_end 0", "epoch_end 1"]
-
-
-def test_an_epoch_without_any_batch_left_has_empty_logs() -> None:
-    model = compiled(small_net())
+def test_data_that_runs_out_warns_once_and_stops() -> None:
+    for steps_per_execution in (1, 2, 5):
+        model = compiled(small_net(), steps_per_execution=steps_per_execution)
+        recorder = Recorder()
+        with pytest.warns(UserWarning, match=r"ran out of batches: steps_per_epoch=3, but only 2 were left") as caught:
+            history = model.fit(regression(20, 4), epochs=4, steps_per_epoch=3, callbacks=[recorder], verbose=False)
+        assert [warning.filename for warning in caught] == [__file__]
+        assert len(history.history["loss"]) == 2
+        assert [call for call in recorder.calls if call.startswith("epoch_end")] == ["epoch_end 0", "epoch_end 1"]
     recorder = Recorder(read=("epoch_end",))
     with pytest.warns(UserWarning, match="only 0 were left"):
         history = model.fit(regression(8, 4), epochs=3, steps_per_epoch=2, callbacks=[recorder], verbose=False)
     assert history.epoch == [0]
     assert recorder.logs[1:] == [{}]
-
-
-def test_an_infinite_dataset_trains_by_steps_per_epoch() -> None:
-    model = compiled(small_net())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         history = model.fit(regression(8, 4).repeat(), epochs=2, steps_per_epoch=5, verbose=False)
     assert len(history.history["loss"]) == 2
 
 
-def test_stopping_before_the_first_batch_is_no_error() -> None:
-    class Never(rd.Callback):
+def test_callbacks_stop_before_the_first_batch_and_add_to_the_history() -> None:
+    class Hooks(rd.Callback):
+        stops = False
+
         def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-            self.model.stop_training = True
+            self.model.stop_training = self.stops
 
-    net = small_net()
-    assert compiled(net).fit(regression(4, 4), callbacks=[Never()], verbose=False).history == {}
-    assert torch.equal(weights_of(net)[0], weights_of(small_net())[0])
-
-
-def test_logs_that_a_callback_adds_are_in_the_history() -> None:
-    class AddRate(rd.Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-            logs["lr"] = 0.1 / (epoch + 1)
+            logs.update({} if self.stops else {"lr": 0.1 / (epoch + 1)})
 
-    history = compiled(small_net()).fit(regression(4, 4), epochs=2, callbacks=[AddRate()], verbose=False)
+    net, hooks = small_net(), Hooks()
+    hooks.stops = True
+    assert compiled(net).fit(regression(4, 4), callbacks=[hooks], verbose=False).history == {}
+    assert torch.equal(weights_of(net)[0], weights_of(small_net())[0])
+    history = compiled(net).fit(regression(4, 4), epochs=2, callbacks=[Hooks()], verbose=False)
     assert history.history["lr"] == pytest.approx([0.1, 0.05])
+    assert compiled(net).fit(regression(4, 4), epochs=5, initial_epoch=5, verbose=False).epoch == []
 
 
 def test_sample_weights_give_the_weighted_mean() -> None:
-    # prediction 0: losses 1, 4, 9, 16 with the weights 1, 0, 1, 2; batches of three and one
+    # prediction 0: losses 1, 4, 9, 16 with the weights 1, 0, 1, 2
     net = line()
     model = compiled(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), loss=nn.MSELoss(reduction="none"))
     arrays = (column([1, 1, 1, 1]), column([1, 2, 3, 4]), np.array([1.0, 0.0, 1.0, 2.0]))
-    whole = rd.Dataset.from_tensor_slices(arrays).batch(4)
-    history = model.fit(whole, verbose=False)
+    history = model.fit(rd.Dataset.from_tensor_slices(arrays).batch(4), verbose=False)
     assert history.history["loss"] == [pytest.approx((1 + 9 + 2 * 16) / 4)]
-    assert net.weight.item() == pytest.approx(0.1 * 2 * (1 + 3 + 2 * 4) / 4)
-
-
-def test_a_batch_whose_weights_are_all_zero_changes_nothing() -> None:
-    net = line(1.0)
-    model = compiled(net, loss=nn.MSELoss(reduction="none"))
+    weight = net.weight.item()
+    assert weight == pytest.approx(0.1 * 2 * (1 + 3 + 2 * 4) / 4)
     arrays = (column([1, 1]), column([5, 5]), np.zeros(2))
     history = model.fit(rd.Dataset.from_tensor_slices(arrays).batch(2), verbose=False)
-    assert net.weight.item() == 1.0
-    assert history.history["loss"] == [0.0]
+    assert (history.history["loss"], net.weight.item()) == ([0.0], weight), "all weights are zero"
 
 
-def test_several_inputs_are_arguments() -> None:
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+class Sum(nn.Module):
+    """Of (inputs, scaled)."""
 
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return self.scale * (a + b)
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
 
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.scale * (a + b)
+
+
+def test_several_inputs_are_arguments_and_a_loss_may_have_parameters() -> None:
     data = rd.Dataset.from_tensor_slices(((column([1, 2]), column([3, 4])), column([4, 6]))).batch(2)
     assert compiled(Sum()).fit(data, verbose=False).history["loss"] == [0.0]
-
-
-def test_a_module_as_loss_may_have_parameters_of_its_own() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
-
-        def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return (self.scale * prediction - target).square()
-
-    net, loss = line(1.0), Scaled()
+    net, loss = line(1.0), Sum()
     optimizer = torch.optim.SGD([*net.parameters(), *loss.parameters()], lr=0.1)
     data = rd.Dataset.from_tensor_slices((column([1]), column([2]))).batch(1)
     compiled(net, optimizer=optimizer, loss=loss).fit(data, verbose=False)
-    assert loss.scale.item() == pytest.approx(1.2)
+    assert loss.scale.item() == pytest.approx(1 - 0.1 * (1 + 2))
+    assert net.weight.item() == pytest.approx(1 - 0.1)
 
 
-@pytest.mark.parametrize(
-    ("data", "settings", "message"),
-    [
-        (regression(4, 4), {"epochs": 0}, "epochs must be >= 1, got 0"),
-        (regression(4, 4), {"steps_per_epoch": 0}, "steps_per_epoch must be >= 1, got 0"),
-        (regression(4, 4), {"initial_epoch": -1}, "initial_epoch must be >= 0, got -1"),
-        (regression(4, 4).take(0), {}, "dataset for fit must have at least one batch"),
-        (regression(4, 4).take(0), {"steps_per_epoch": 2}, "dataset for fit must have at least one batch"),
-        (regression(4, 4).repeat(), {}, "fit without steps_per_epoch needs a dataset that ends"),
-    ],
-)
-def test_what_fit_refuses(data: rd.Dataset, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        compiled(small_net()).fit(data, verbose=False, **settings)
-
-
-def test_no_epoch_is_left_for_fit() -> None:
-    assert compiled(small_net()).fit(regression(4, 4), epochs=5, initial_epoch=5, verbose=False).epoch == []
+def test_what_fit_refuses() -> None:
+    cases: list[tuple[Any, str]] = [
+        ((regression(4, 4), {"epochs": 0}), "epochs must be >= 1, got 0"),
+        ((regression(4, 4), {"steps_per_epoch": 0}), "steps_per_epoch must be >= 1, got 0"),
+        ((regression(4, 4), {"initial_epoch": -1}), "initial_epoch must be >= 0, got -1"),
+        ((regression(4, 4).take(0), {}), "dataset for fit must have at least one batch"),
+        ((regression(4, 4).take(0), {"steps_per_epoch": 2}), "dataset for fit must have at least one batch"),
+        ((regression(4, 4).repeat(), {}), "fit without steps_per_epoch needs a dataset that ends"),
+        ((regression(4, 4), {"y": 5}), r"got 5\. Give a number of epochs by its name: epochs=5"),
+    ]
+    check_refused(lambda case: compiled(small_net()).fit(case[0], verbose=False, **case[1]), cases)
+    assert len(compiled(small_net()).fit(dataset=regression(4, 4), epochs=2, verbose=False).epoch) == 2
 
 
 def test_an_error_in_the_step_keeps_its_type_and_fit_can_be_called_again() -> None:
-    class Fragile(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = line()
-            self.broken = True
+    errors = [ZeroDivisionError("in the loss")]
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.broken:
-                raise ZeroDivisionError("in forward")
-            y: torch.Tensor = self.inner(x)
-            return y
+    def loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if errors:
+            raise errors.pop()
+        return nn.functional.mse_loss(prediction, target)
 
-    net = Fragile()
-    model = compiled(net)
+    model = compiled(line(), loss=loss)
     data = rd.Dataset.from_tensor_slices((column([1]), column([2]))).batch(1)
-    with pytest.raises(ZeroDivisionError, match="in forward"):
+    with pytest.raises(ZeroDivisionError, match="in the loss"):
         model.fit(data, verbose=False)
-    net.broken = False
     assert len(model.fit(data, verbose=False).epoch) == 1
-
-
-def test_arrays_are_trained_on_in_batches_of_32() -> None:
-    net, reference = small_net(), small_net()
-    x, y = regression_arrays(70)
-    losses = bare_loop(reference, batches_of((x, y), 32), epochs=2)
-    history = compiled(net).fit(x, torch.from_numpy(y), epochs=2, shuffle=False, verbose=False)
-    assert history.history["loss"] == pytest.approx(losses, rel=1e-12)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True))
-
-
-def test_a_number_of_epochs_in_the_place_of_targets_is_named() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"got 5\. Give a number of epochs by its name: epochs=5"):
-        compiled(small_net()).fit(regression(4, 4), 5, verbose=False)
-    assert len(compiled(small_net()).fit(dataset=regression(4, 4), epochs=2, verbose=False).epoch) == 2
 
 
 def test_validation_steps_end_a_validation() -> None:
@@ -251,3 +203,73 @@ def test_class_weights_need_a_loss_per_row() -> None:
     data = rd.Dataset.from_tensor_slices((column([1, 2]), column([0, 1]))).batch(2)
     with pytest.raises(rd.InvalidArgumentError, match='must give one value per row.*reduction="none"'):
         compiled(line()).fit(data, class_weight={1: 2.0}, verbose=False)
+
+
+X, Y = np.arange(70.0)[:, None], np.arange(70)
+
+
+def one_device() -> rd.OneDeviceStrategy:
+    return rd.OneDeviceStrategy("cpu")
+
+
+def given(*args: Any, **more: Any) -> rd.DistributedDataset:
+    return distributed(one_device(), *args, **more)
+
+
+def rows_of(data: Any) -> list[list[int]]:
+    """The targets of each batch; every x must still be beside its y."""
+    batches = list(data)
+    assert all(torch.equal(x[:, 0].long(), y) for x, y in batches)
+    return [y.tolist() for _, y in batches]
+
+
+def test_arrays_tensors_and_loaders_come_in_batches_in_their_order() -> None:
+    rows = [[*range(32)], [*range(32, 64)], [*range(64, 70)]]
+    tensors = torch.from_numpy(X), torch.from_numpy(Y)
+    assert rows_of(given(X, Y)) == rows_of(given(tensors[0].clone().requires_grad_(), tensors[1])) == rows
+    assert [len(batch) for batch in rows_of(given(X, Y, batch_size=40))] == [40, 30]
+    assert rows_of(given(DataLoader(TensorDataset(*tensors), batch_size=50))) == [[*range(50)], [*range(50, 70)]]
+
+
+def test_a_shuffle_is_new_in_every_epoch_and_follows_torchs_seed() -> None:
+    def epochs() -> list[list[list[int]]]:
+        torch.manual_seed(7)
+        data = given(X, Y, shuffle=True)
+        return [[y.tolist() for _, y in data] for _ in range(2)]
+
+    first, second = epochs()
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == [*range(70)]
+    assert first != second
+    assert first != rows_of(given(X, Y))
+    assert epochs() == [first, second]
+    assert rows_of(given(X, Y, shuffle=True)) not in (first, second)
+
+
+def test_a_dataset_is_taken_as_it_is_by_either_name() -> None:
+    data = one_device().distribute_dataset(regression(5, 2))
+    assert given(data) is data
+    assert given(None, dataset=data, shuffle=True) is data
+    assert given(regression(5, 2)).cardinality() == 3
+
+
+def test_arguments_that_do_not_go_together_say_what_to_write() -> None:
+    data = regression(4, 2)
+    loader: Any = DataLoader([1])  # type: ignore[arg-type]  # a list is a dataset to torch
+    cases: list[tuple[Any, str]] = [
+        (((data, 5), {}), r"y must be the targets .* got 5\. .*epochs=5"),
+        (((data, Y), {}), r"y belongs to arrays, and a Dataset comes without it.* elements are \(x, y\)"),
+        (((data,), {"batch_size": 8}), "batch_size belongs to arrays, .*batched already"),
+        (((loader, Y), {}), "y belongs to arrays, and a DataLoader comes without it"),
+        (((X,), {}), r"fit needs targets beside an array x, got none: fit\(x, y\)"),
+        (((X,), {"what": "evaluate"}), r"evaluate needs targets .*evaluate\(x, y\)"),
+        (((None,), {}), "fit takes its data once, as x, got None and None"),
+        (((X, Y), {"dataset": data}), "fit takes its data once"),
+        (((X, Y), {"batch_size": 0}), "batch_size must be a number of rows >= 1, got 0"),
+        (((data, [rd.History()]), {}), r"by their name: callbacks=\[...\]"),
+        (((X,), {"batch_size": [rd.History()], "what": "predict"}), "predict takes callbacks by their name"),
+        (((X, Y[:5]), {}), "70.*5|5.*70"),
+    ]
+    check_refused(lambda case: given(*case[0], **case[1]), cases)
+    told = r"x must be a raydist.Dataset of global batches, .* got (str|list|float64|int)"
+    others: list[Any] = ["files", [1.0, 2.0], np.float64(1.0), {"a": X, "b": 3}]
+    check_refused(lambda x: given(x, Y), [(x, told) for x in others], rd.SpecError)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,10 @@ from torchmetrics import MeanAbsoluteError
 
 import raydist as rd
 from raydist.training.fit_checkpoints import FitManager, FitState
-from tests.training.toys import Recorder, compiled, regression, regression_arrays, small_net
+from tests.training.toys import At, Recorder, compiled, interrupt, regression, regression_arrays, small_net, terminate
 
 EPOCHS, BATCHES = 3, 5
 Kept = Callable[[rd.Model, Path], Any]
-
-
-class Interrupt(rd.Callback):
-    """Ends the program at a hook, the n-th time that it is called."""
-
-    def __init__(self, hook: str, times: int) -> None:
-        setattr(self, hook, self._count)
-        self._left = times
-
-    def _count(self, *args: Any) -> None:
-        self._left -= 1
-        if self._left == 0:
-            raise KeyboardInterrupt
 
 
 def noisy(x: Any, y: Any, *, rng: np.random.Generator) -> Any:
@@ -92,24 +78,14 @@ def every_epoch(model: rd.Model, folder: Path) -> Path:
 def interrupted(folder: Path, hook: str, times: int, **more: Any) -> tuple[dict[str, list[Any]], list[torch.Tensor]]:
     """The program after it was ended once, and run again."""
     with pytest.raises(KeyboardInterrupt):
-        program(folder, Interrupt(hook, times), **more)
+        program(folder, At(hook, times, interrupt), **more)
     return program(folder, **more)
 
 
 def require_same(found: Any, expected: Any) -> None:
     assert found[0] == expected[0]
     assert all(map(torch.equal, found[1], expected[1]))
-
-
-PLACES = [
-    ("on_train_batch_begin", 3),
-    ("on_train_batch_end", 7),
-    ("on_train_batch_end", 2 * BATCHES),
-    ("on_test_batch_end", 1),
-    ("on_epoch_begin", 3),
-    ("on_epoch_end", 3),
-    ("on_train_end", 1),
-]
+    assert found[2:] == expected[2:]
 
 
 @pytest.fixture(scope="module")
@@ -117,15 +93,20 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return program(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize(
-    ("hook", "times", "kept"),
-    [*((*place, every_batch) for place in PLACES), *((*place, every_epoch) for place in PLACES[1::2])],
-)
 @pytest.mark.filterwarnings("ignore:fit has nothing to train")
-def test_it_is_as_if_it_had_never_been_interrupted(
-    hook: str, times: int, kept: Kept, tmp_path: Path, uninterrupted: Any
-) -> None:
-    require_same(interrupted(tmp_path, hook, times, kept=kept), uninterrupted)
+def test_it_is_as_if_it_had_never_been_interrupted(tmp_path: Path, uninterrupted: Any) -> None:
+    places = [
+        ("on_train_batch_begin", 3, every_batch),
+        ("on_train_batch_end", 7, every_epoch),
+        ("on_train_batch_end", 2 * BATCHES, every_batch),
+        ("on_test_batch_end", 1, every_batch),
+        ("on_test_batch_end", 1, every_epoch),
+        ("on_epoch_begin", 3, every_batch),
+        ("on_epoch_end", 3, every_epoch),
+        ("on_train_end", 1, every_batch),
+    ]
+    for number, (hook, times, kept) in enumerate(places):
+        require_same(interrupted(tmp_path / str(number), hook, times, kept=kept), uninterrupted)
 
 
 @pytest.mark.parametrize(
@@ -139,68 +120,39 @@ def test_however_steps_are_made(settings: dict[str, Any], tmp_path: Path) -> Non
         require_same(interrupted(tmp_path / hook, hook, times, **settings), whole)
 
 
-def test_the_hooks_go_on_with_the_next_batch(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:fit has nothing to train")
+def test_the_hooks_go_on_with_the_next_batch_or_begin_anew(tmp_path: Path, uninterrupted: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
-        program(tmp_path, Interrupt("on_train_batch_end", 8))  # saved after the seventh: the second one of an epoch
+        program(tmp_path, At("on_train_batch_end", 8, interrupt))  # saved after the seventh: the second one of an epoch
     seen = Recorder()
     program(tmp_path, seen)
     assert seen.calls[:4] == ["train_begin", "epoch_begin 1", "batch_begin 2", "batch_end 2"]
-
-
-def test_sigterm_saves_where_it_is(tmp_path: Path, uninterrupted: Any) -> None:
-    class Terminate(rd.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any) -> None:
-            if batch == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(rd.Preempted):
-        program(tmp_path, Terminate(), kept=every_epoch)
-    seen = Recorder()
-    require_same(program(tmp_path, seen, kept=every_epoch), uninterrupted)
-    assert seen.calls[2] == "batch_begin 3"
-
-
-@pytest.mark.parametrize(
-    ("hook", "times"),
-    [
-        ("on_train_batch_begin", 1),
-        ("on_train_batch_end", BATCHES),
-        ("on_test_batch_begin", 2),
-        ("on_epoch_end", 2),
-        ("on_epoch_end", EPOCHS),
-        ("on_train_end", 1),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:fit has nothing to train")
-def test_sigterm_may_come_at_any_time(hook: str, times: int, tmp_path: Path, uninterrupted: Any) -> None:
-    class Terminate(rd.Callback):
-        left = times
-
-    def terminate(self: Any, *args: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    setattr(Terminate, hook, terminate)
-    with pytest.raises(rd.Preempted):
-        program(tmp_path, Terminate(), kept=every_epoch)
-    require_same(program(tmp_path, kept=every_epoch), uninterrupted)
-
-
-def test_after_the_last_epoch_nothing_is_trained(tmp_path: Path, uninterrupted: Any) -> None:
-    program(tmp_path)
     seen = Recorder()
     with pytest.warns(UserWarning, match=r"nothing to train: its checkpoint is that of the end of epoch 3, and"):
         require_same(program(tmp_path, seen), uninterrupted)
     assert seen.calls == ["train_begin", "train_end"]
-
-
-def test_without_resume_it_begins_anew(tmp_path: Path, uninterrupted: Any) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        program(tmp_path, Interrupt("on_train_batch_end", 7))
     seen = Recorder()
     require_same(program(tmp_path, seen, resume=False), uninterrupted)
     assert seen.calls[:3] == ["train_begin", "epoch_begin 0", "batch_begin 0"]
+
+
+@pytest.mark.filterwarnings("ignore:fit has nothing to train")
+def test_sigterm_may_come_at_any_time(tmp_path: Path, uninterrupted: Any) -> None:
+    places = [
+        ("on_train_batch_begin", 1, ["train_begin", "epoch_begin 0", "batch_begin 0"]),
+        ("on_train_batch_end", 3, ["train_begin", "epoch_begin 0", "batch_begin 3"]),
+        ("on_train_batch_end", BATCHES, ["train_begin", "epoch_begin 0", "test_begin"]),
+        ("on_test_batch_begin", 2, None),
+        ("on_epoch_end", 2, ["train_begin", "epoch_begin 2", "batch_begin 0"]),
+        ("on_epoch_end", EPOCHS, ["train_begin", "train_end"]),
+        ("on_train_end", 1, ["train_begin", "train_end"]),
+    ]
+    for number, (hook, times, calls) in enumerate(places):
+        with pytest.raises(rd.Preempted):
+            program(tmp_path / str(number), At(hook, times, terminate), kept=every_epoch)
+        seen = Recorder()
+        require_same(program(tmp_path / str(number), seen, kept=every_epoch), uninterrupted)
+        assert calls is None or seen.calls[:3] == calls, (hook, times)
 
 
 def test_more_epochs_go_on_from_the_last(tmp_path: Path) -> None:
@@ -224,7 +176,7 @@ def test_arrays_come_in_the_order_that_they_had(tmp_path: Path) -> None:
         return model.fit(x, y, checkpoint=tmp_path / folder, **settings).history["loss"]
 
     with pytest.raises(KeyboardInterrupt):
-        train(1, "a", Interrupt("on_epoch_begin", 2))
+        train(1, "a", At("on_epoch_begin", 2, interrupt))
     assert train(2, "a") == train(1, "b")  # another process would not have the same numbers
     assert train(2, "c") != train(1, "d")
 
@@ -239,19 +191,16 @@ def test_a_manager_holds_what_is_the_programs_too(tmp_path: Path) -> None:
         newest = manager.latest_checkpoint
         assert manager.best_checkpoint == newest
     assert newest is not None
-    files = sorted(path.name for path in Path(newest).iterdir())
-    assert "net.safetensors" in files
+    assert "net.safetensors" in os.listdir(newest)
     assert repr(manager.checkpoint) == "Checkpoint(net, mine)"
-
-
-def test_a_manager_of_accumulated_batches_keeps_gradients(tmp_path: Path) -> None:
     model = compiled(small_net(), accumulate_steps=2)
-    manager = rd.CheckpointManager(rd.Checkpoint(net=model.module), tmp_path, 1)
+    manager = rd.CheckpointManager(rd.Checkpoint(net=model.module), tmp_path / "accumulated", 1)
     with manager, pytest.raises(rd.InvalidArgumentError, match=r"must hold pending gradients.*gradients=True"):
         model.fit(regression(10, 4), verbose=False, checkpoint=manager)
 
 
 @pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_two_replicas_go_on_as_if_they_had_not_been_interrupted(two: rd.MirroredStrategy, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"strategy": two}
@@ -271,7 +220,7 @@ def test_a_checkpoint_of_two_replicas_goes_on_with_one(two: rd.MirroredStrategy,
             return model.fit(regression(14, 4), checkpoint=kept, **settings).history
 
     with pytest.raises(KeyboardInterrupt):
-        train("a", two, Interrupt("on_train_batch_end", 6))
+        train("a", two, At("on_train_batch_end", 6, interrupt))
     found, expected = (train(folder, rd.OneDeviceStrategy("cpu"))["loss"] for folder in ("a", "b"))
     assert found == pytest.approx(expected, rel=1e-9)
 
@@ -293,11 +242,22 @@ class Other(rd.Callback):
     pass
 
 
+class Renamed(Count):
+    pass
+
+
 def test_callbacks_take_the_state_of_their_like() -> None:
     saved = FitState([Count(1), Other(), Count(2)]).state_dict()
     fresh = [Other(), Count(0), Count(0), Count(7)]
     FitState(fresh).load_state_dict(saved)
     assert [one.number for one in fresh if isinstance(one, Count)] == [1, 2, 7]
+    saved = FitState([Count(1), Count(2)]).state_dict()
+    with pytest.warns(UserWarning, match="states of the callbacks Count, and Renamed begin anew.*Was one renamed"):
+        FitState([Count(0), Renamed(0)]).load_state_dict(saved)
+    FitState([Count(0)]).load_state_dict(saved)  # one was taken out
+    FitState([Count(0), Count(0), Renamed(0)]).load_state_dict(saved)  # one came in
+    with pytest.raises(rd.InvalidArgumentError, match="must be of version 1, got 2"):
+        FitState().load_state_dict({"version": 2})
 
 
 def test_a_validation_that_is_interrupted_begins_anew() -> None:
@@ -316,23 +276,6 @@ def test_a_validation_that_is_interrupted_begins_anew() -> None:
     assert len(list(held_out)) == 2
 
 
-def test_a_state_of_another_version_is_refused() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="must be of version 1, got 2"):
-        FitState().load_state_dict({"version": 2})
-
-
-class Renamed(Count):
-    pass
-
-
-def test_a_callback_that_was_renamed_is_told_of() -> None:
-    saved = FitState([Count(1), Count(2)]).state_dict()
-    with pytest.warns(UserWarning, match="states of the callbacks Count, and Renamed begin anew.*Was one renamed"):
-        FitState([Count(0), Renamed(0)]).load_state_dict(saved)
-    FitState([Count(0)]).load_state_dict(saved)  # one was taken out
-    FitState([Count(0), Count(0), Renamed(0)]).load_state_dict(saved)  # one came in
-
-
 def test_an_epoch_that_was_not_validated_has_no_part_in_the_best(tmp_path: Path) -> None:
     checkpoint = rd.Checkpoint(progress=rd.State())
     with rd.CheckpointManager(checkpoint, tmp_path, None, best=("val_loss", "min")) as manager:
@@ -343,3 +286,113 @@ def test_an_epoch_that_was_not_validated_has_no_part_in_the_best(tmp_path: Path)
         assert Path(manager.best_checkpoint or "").name == "ckpt-2"
         with pytest.raises(rd.InvalidArgumentError, match=r"metrics must have 'val_loss', .* got loss, val_mae"):
             fit_manager.after_epoch({"loss": 1.0, "val_mae": 0.5})
+
+
+FEW = 4
+
+
+def batches(*, counted: bool = True) -> rd.Dataset:
+    rows = rd.Dataset.from_tensor_slices(regression_arrays(4 * FEW)).shuffle(7, seed=3).map(noisy, seed=4)
+    return (rows if counted else rows.filter(lambda x, y: True)).batch(4)
+
+
+Found = tuple[dict[str, list[Any]], torch.Tensor, bool]
+
+
+def train(
+    folder: Path, *callbacks: rd.Callback, every: int | None = None, size: int = 1, rows: Any = None, **more: Any
+) -> Found:
+    """A `fit` of 3 epochs, kept after each or after every so many batches."""
+    torch.manual_seed(3)
+    with rd.OneDeviceStrategy("cpu").scope():
+        net = nn.Linear(3, 1).double()
+        model = rd.Model(net)
+        model.compile(torch.optim.Adam(net.parameters(), lr=0.05), "mse", steps_per_execution=size)
+    checkpoint = rd.Checkpoint(**model.checkpoint_objects())
+    with rd.CheckpointManager(checkpoint, folder, 3, checkpoint_interval=every) as manager:
+        kept: Any = folder if every is None else manager
+        fitted = model.fit(
+            batches() if rows is None else rows,
+            epochs=3,
+            validation_data=regression(6, 4),
+            callbacks=callbacks,
+            verbose=False,
+            checkpoint=kept,
+            **more,
+        )
+    return fitted.history, net.weight.detach().clone(), model.stop_training
+
+
+def test_executions_that_fit_an_epoch_leave_nothing_of_it(tmp_path: Path) -> None:
+    """Replicas that loop do not see the end of the data then; the next epoch is a whole one all the same."""
+    whole = train(tmp_path / "whole", size=FEW)
+    for hook in ("on_train_batch_end", "on_epoch_begin"):
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / hook, At(hook, 2, interrupt), size=FEW)
+        require_same(train(tmp_path / hook, size=FEW), whole)
+
+
+def test_a_pass_whose_end_was_seen_before_the_checkpoint_is_over(tmp_path: Path) -> None:
+    cases = [
+        (3, True, "on_test_begin"),
+        (3, False, "on_epoch_end"),
+        (5, True, "on_epoch_end"),
+        (5, False, "on_test_begin"),
+    ]
+    for number, (size, counted, hook) in enumerate(cases):  # executions of three batches do not fit the epoch's four
+        whole = train(tmp_path / f"whole-{number}", rows=batches(counted=counted), size=size, every=1)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / f"{number}", At(hook, 1, interrupt), rows=batches(counted=counted), size=size, every=1)
+        require_same(train(tmp_path / f"{number}", rows=batches(counted=counted), size=size, every=1), whole)
+
+
+@pytest.mark.filterwarnings("ignore:The dataset ran out of batches")
+@pytest.mark.filterwarnings("ignore:fit has nothing to train")
+def test_training_that_ran_out_of_data_stays_ended(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", steps_per_epoch=FEW + 1)
+    for hook in ("on_test_batch_begin", "on_train_end"):
+        with pytest.raises(rd.Preempted):
+            train(tmp_path / hook, At(hook, 1, terminate), steps_per_epoch=FEW + 1)
+        require_same(train(tmp_path / hook, steps_per_epoch=FEW + 1), whole)
+
+
+def test_a_save_before_a_batch_is_followed_by_that_batch(tmp_path: Path) -> None:
+    def saved_run(folder: Path, times: int, *then: rd.Callback) -> torch.Tensor:
+        torch.manual_seed(3)
+        model = compiled(small_net())
+        checkpoint = rd.Checkpoint(**model.checkpoint_objects())
+        with rd.CheckpointManager(checkpoint, folder, 9, asynchronous=False) as manager:
+            save = At("on_train_batch_begin", times, lambda: manager.save(check_interval=False))
+            model.fit(batches(), epochs=2, callbacks=[save, *then], verbose=False, checkpoint=manager)
+        weight: torch.Tensor = next(model.parameters()).detach().clone()
+        return weight
+
+    whole = saved_run(tmp_path / "whole", 1)
+    for times in (1, 3, FEW + 1):
+        folder = tmp_path / f"{times}"
+        with pytest.raises(KeyboardInterrupt):
+            saved_run(folder, times, At("on_train_batch_begin", times, interrupt))
+        assert torch.equal(saved_run(folder, times), whole), times
+
+
+@pytest.mark.filterwarnings("ignore:fit has nothing to train")
+def test_what_is_saved_behind_a_fit_is_found_by_the_next(tmp_path: Path) -> None:
+    def program(epochs: int, *again: int) -> list[list[int]]:
+        model = compiled(small_net())
+        with rd.CheckpointManager(rd.Checkpoint(mine=rd.State(note=1)), tmp_path, 1) as manager:
+            found = []
+            for count in (epochs, *again):
+                found.append(model.fit(batches(), epochs=count, verbose=False, checkpoint=manager).epoch)
+                manager.save(check_interval=False)
+        return found
+
+    assert program(1) == [[0]]
+    assert program(1, 2) == [[0], [0, 1]]  # the model is held by the second one, too
+    assert program(3) == [[0, 1, 2]]
+
+
+@pytest.mark.filterwarnings("ignore:fit has nothing to train")
+def test_a_notice_behind_the_last_step_leaves_a_checkpoint_of_the_whole_fit(tmp_path: Path) -> None:
+    with pytest.raises(rd.Preempted):
+        train(tmp_path, At("on_train_end", 1, terminate), every=1)
+    assert len(train(tmp_path, every=1)[0]["loss"]) == 3

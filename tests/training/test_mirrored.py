@@ -21,8 +21,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 BATCH = 4
 # One row, a last batch of one row, of two, and two whole batches; in one step a call and in two.
 SIZES = [(1, 2), (5, 1), (6, 2), (8, 1)]
-SHAPES = pytest.mark.parametrize(("num_rows", "steps_per_execution"), SIZES)
-FEW_SHAPES = pytest.mark.parametrize(("num_rows", "steps_per_execution"), SIZES[:3])
 
 
 @pytest.fixture
@@ -44,10 +42,16 @@ def state(model: rd.Model) -> dict[str, np.ndarray[Any, Any]]:
     return {name: value.detach().numpy().copy() for name, value in model.module.state_dict().items()}
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(found: Any, expected: Any, case: Any = "") -> None:
+    assert found.keys() == expected.keys(), case
     for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-15, err_msg=name)
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-15, err_msg=f"{name} {case}")
+
+
+def check_same(strategy: rd.Strategy, trained: Callable[[rd.Strategy], tuple[Any, ...]], case: Any = "") -> None:
+    """Check that each part of the result is the same under `strategy` as on one device."""
+    for found, expected in zip(trained(strategy), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected, case)
 
 
 def weighted(num_rows: int) -> rd.Dataset:
@@ -57,99 +61,57 @@ def weighted(num_rows: int) -> rd.Dataset:
     return rd.Dataset.from_tensor_slices((x, y, weights)).batch(BATCH)
 
 
-@SHAPES
-def test_fit_gives_the_same_parameters_and_history(three: rd.Strategy, num_rows: int, steps_per_execution: int) -> None:
-    def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
-        model = built(strategy, steps_per_execution=steps_per_execution, metrics=lambda: {"mse": MeanSquaredError()})
-        data = regression(num_rows, BATCH)
-        history = model.fit(data, epochs=2, validation_data=regression(5, BATCH), verbose=False)
-        return state(model), history.history
+def test_fit_gives_the_same_parameters_and_history(three: rd.Strategy) -> None:
+    for num_rows, steps_per_execution in SIZES:
 
-    parameters, history = trained(three)
-    expected_parameters, expected_history = trained(rd.OneDeviceStrategy("cpu"))
-    assert_same(parameters, expected_parameters)
-    for name in ("loss", "val_loss"):
-        np.testing.assert_allclose(history[name], expected_history[name], rtol=1e-9)
-    for name in ("mse", "val_mse"):  # counted in float32
-        np.testing.assert_allclose(history[name], expected_history[name], rtol=1e-5)
-    assert not np.array_equal(parameters["0.weight"], state(rd.Model(small_net()))["0.weight"])
+        def trained(strategy: rd.Strategy, rows: int = num_rows, steps: int = steps_per_execution) -> tuple[Any, Any]:
+            model = built(strategy, steps_per_execution=steps, metrics=lambda: {"mse": MeanSquaredError()})
+            data = regression(rows, BATCH)
+            history = model.fit(data, epochs=2, validation_data=regression(5, BATCH), verbose=False).history
+            return state(model), history
 
-
-@FEW_SHAPES
-def test_sample_weights_give_the_same(three: rd.Strategy, num_rows: int, steps_per_execution: int) -> None:
-    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
-        model = built(strategy, loss=nn.MSELoss(reduction="none"), steps_per_execution=steps_per_execution)
-        history = model.fit(weighted(num_rows), epochs=2, verbose=False)
-        return state(model), history.history, model.evaluate(weighted(num_rows), verbose=False)
-
-    for found, expected in zip(trained(three), trained(rd.OneDeviceStrategy("cpu")), strict=True):
-        assert_same(found, expected)
+        parameters, history = trained(three)
+        expected_parameters, expected_history = trained(rd.OneDeviceStrategy("cpu"))
+        assert_same(parameters, expected_parameters, num_rows)
+        for name in ("loss", "val_loss"):
+            np.testing.assert_allclose(history[name], expected_history[name], rtol=1e-9, err_msg=f"{num_rows}")
+        for name in ("mse", "val_mse"):  # counted in float32
+            np.testing.assert_allclose(history[name], expected_history[name], rtol=1e-5, err_msg=f"{num_rows}")
+        assert not np.array_equal(parameters["0.weight"], state(rd.Model(small_net()))["0.weight"])
 
 
-@pytest.mark.parametrize("make_data", [regression, lambda rows, _: weighted(rows)], ids=["rows", "weights"])
-@pytest.mark.parametrize(("num_rows", "steps_per_execution"), [(1, 1), (9, 2), (14, 1)])
-def test_joined_batches_clipping_and_schedules_give_the_same(
-    three: rd.Strategy, num_rows: int, steps_per_execution: int, make_data: Callable[[int, int], rd.Dataset]
-) -> None:
-    def trained(strategy: rd.Strategy) -> tuple[Any, float]:
-        model = built(
-            strategy,
-            loss=nn.MSELoss(reduction="none"),
-            scheduler=lambda it: torch.optim.lr_scheduler.StepLR(it, 1, gamma=0.5),
-            clip_norm=0.1,
-            accumulate_steps=2,
-            steps_per_execution=steps_per_execution,
-        )
-        model.fit(make_data(num_rows, BATCH), epochs=2, verbose=False)
-        return state(model), model.optimizer.param_groups[0]["lr"]
+def test_sample_weights_give_the_same(three: rd.Strategy) -> None:
+    for case in SIZES[:3]:
 
-    (found, rate), (expected, expected_rate) = trained(three), trained(rd.OneDeviceStrategy("cpu"))
-    assert_same(found, expected)
-    assert rate == expected_rate < 0.05
+        def trained(strategy: rd.Strategy, case: tuple[int, int] = case) -> tuple[Any, Any, Any]:
+            model = built(strategy, loss=nn.MSELoss(reduction="none"), steps_per_execution=case[1])
+            history = model.fit(weighted(case[0]), epochs=2, verbose=False)
+            return state(model), history.history, model.evaluate(weighted(case[0]), verbose=False)
+
+        check_same(three, trained, case)
 
 
-class Tagger(nn.Module):
-    """Scores of three classes for each of five tokens."""
+def test_joined_batches_clipping_and_schedules_give_the_same(three: rd.Strategy) -> None:
+    cases = [(regression(1, BATCH), 1), (weighted(9), 2), (regression(14, BATCH), 2), (weighted(14), 1)]
+    for number, (data, steps_per_execution) in enumerate(cases):
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.scores = nn.Embedding(7, 3, dtype=torch.float64)
+        def trained(
+            strategy: rd.Strategy, data: rd.Dataset = data, steps: int = steps_per_execution
+        ) -> tuple[Any, Any]:
+            model = built(
+                strategy,
+                loss=nn.MSELoss(reduction="none"),
+                scheduler=lambda it: torch.optim.lr_scheduler.StepLR(it, 1, gamma=0.5),
+                clip_norm=0.1,
+                accumulate_steps=2,
+                steps_per_execution=steps,
+            )
+            model.fit(data, epochs=2, verbose=False)
+            rate = model.optimizer.param_groups[0]["lr"]
+            assert rate < 0.05
+            return state(model), {"rate": rate}
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.scores(tokens).transpose(1, 2)
-        return scores.log_softmax(dim=1)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "class_weights", "kind", "steps_per_execution"),
-    [
-        (1, None, nn.CrossEntropyLoss, 1),
-        (5, [1.0, 0.5, 4.0], nn.CrossEntropyLoss, 2),
-        (5, None, nn.NLLLoss, 1),
-        (11, [1.0, 0.5, 4.0], nn.NLLLoss, 2),
-        (11, [1.0, 0.5, 4.0], nn.CrossEntropyLoss, 1),
-    ],
-)
-def test_means_over_tokens_that_count_give_the_same(
-    three: rd.Strategy, num_rows: int, class_weights: Any, kind: Any, steps_per_execution: int
-) -> None:
-    rng = np.random.default_rng(0)
-    tokens, tags = rng.integers(0, 7, (num_rows, 5)), rng.integers(0, 3, (num_rows, 5))
-    tags[::2, 1:] = -100  # every other text has one token
-    tags[num_rows // 2, 0 if num_rows > 1 else 1 :] = -100  # and one none that counts
-    data = rd.Dataset.from_tensor_slices((tokens, tags)).batch(BATCH)
-
-    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
-        with strategy.scope():
-            weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
-            loss = kind(weight=weight)
-        model = built(strategy, Tagger, loss=loss, steps_per_execution=steps_per_execution)
-        history = model.fit(data, epochs=2, verbose=False)
-        return state(model), history.history, model.evaluate(data, verbose=False)
-
-    for found, expected in zip(trained(three), trained(rd.OneDeviceStrategy("cpu")), strict=True):
-        assert_same(found, expected)
+        check_same(three, trained, f"case {number}")
 
 
 def test_a_loader_of_a_programs_own_dataset_gives_the_same(three: rd.Strategy) -> None:
@@ -169,8 +131,7 @@ def test_a_loader_of_a_programs_own_dataset_gives_the_same(three: rd.Strategy) -
         history = model.fit(loader, epochs=2, validation_data=(x, y), verbose=False)
         return state(model), history.history
 
-    for found, expected in zip(trained(three), trained(rd.OneDeviceStrategy("cpu")), strict=True):
-        assert_same(found, expected)
+    check_same(three, trained)
 
 
 def test_a_scope_that_sums_gradients_changes_nothing(three: rd.Strategy) -> None:
@@ -183,18 +144,16 @@ def test_a_scope_that_sums_gradients_changes_nothing(three: rd.Strategy) -> None
     assert_same(state(model), state(reference))
 
 
-@pytest.mark.parametrize("num_rows", [1, 5, 8])
-def test_predict_keeps_every_row_in_order(three: rd.Strategy, num_rows: int) -> None:
+def test_predict_keeps_every_row_in_order(three: rd.Strategy) -> None:
     model = built(three, lambda: line(2.0))
-    data = rd.Dataset.from_tensor_slices(column(list(range(num_rows)))).batch(BATCH)
-    assert model.predict(data, verbose=False).flatten().tolist() == [2.0 * i for i in range(num_rows)]
+    for num_rows in (1, 5, 8):
+        data = rd.Dataset.from_tensor_slices(column(list(range(num_rows)))).batch(BATCH)
+        assert model.predict(data, verbose=False).flatten().tolist() == [2.0 * i for i in range(num_rows)]
 
 
-@pytest.mark.parametrize("num_rows", [14])
-def test_metrics_with_sums_lists_and_custom_states_are_the_same(three: rd.Strategy, num_rows: int) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(num_rows, 1)).astype(np.float32)
-    y = (np.arange(num_rows) % 2).astype(np.float32)[:, None]
+def test_metrics_with_sums_lists_and_custom_states_are_the_same(three: rd.Strategy) -> None:
+    x = np.random.default_rng(1).normal(size=(14, 1)).astype(np.float32)
+    y = (np.arange(14) % 2).astype(np.float32)[:, None]
     data = rd.Dataset.from_tensor_slices((x, y)).batch(BATCH)
 
     class LogitAUROC(BinaryAUROC):
@@ -208,30 +167,25 @@ def test_metrics_with_sums_lists_and_custom_states_are_the_same(three: rd.Strate
         return model.evaluate(data, verbose=False)
 
     found, expected = evaluated(three), evaluated(rd.OneDeviceStrategy("cpu"))
-    assert found.keys() == expected.keys()
     assert found["auroc"] == expected["auroc"]
-    for name in expected:
-        assert found[name] == pytest.approx(expected[name], rel=1e-5, nan_ok=True), name
+    assert found == {name: pytest.approx(value, rel=1e-5, nan_ok=True) for name, value in expected.items()}
 
 
-@pytest.mark.parametrize(("num_rows", "steps_per_execution"), [(9, 1), (14, 2), (33, 1)])
-def test_metrics_that_guess_from_values_are_the_same(
-    three: rd.Strategy, num_rows: int, steps_per_execution: int
-) -> None:
-    x = np.random.default_rng(1).normal(size=(num_rows, 1)).astype(np.float32)  # logits: many pieces look like scores
-    data = rd.Dataset.from_tensor_slices((x, (np.arange(num_rows) % 2)[:, None])).batch(BATCH)
-
+def test_metrics_that_guess_from_values_are_the_same(three: rd.Strategy) -> None:
     def loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.binary_cross_entropy_with_logits(prediction, target.float())
 
-    def numbers(strategy: rd.Strategy) -> dict[str, Any]:
+    def numbers(strategy: rd.Strategy, num_rows: int, steps_per_execution: int) -> dict[str, Any]:
+        x = np.random.default_rng(1).normal(size=(num_rows, 1)).astype(np.float32)  # many pieces look like scores
+        data = rd.Dataset.from_tensor_slices((x, (np.arange(num_rows) % 2)[:, None])).batch(BATCH)
         metrics = lambda: {"auroc": BinaryAUROC(), "accuracy": BinaryAccuracy(), "f1": BinaryF1Score()}  # noqa: E731
         net = lambda: line(1.0).float()  # noqa: E731
         model = built(strategy, net, metrics=metrics, loss=loss, steps_per_execution=steps_per_execution)
         return model.evaluate(data, verbose=False) | model.fit(data, verbose=False).history
 
-    found, expected = numbers(three), numbers(rd.OneDeviceStrategy("cpu"))
-    assert {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()} == found
+    for case in ((9, 1), (14, 2), (33, 1)):
+        found, expected = numbers(three, *case), numbers(rd.OneDeviceStrategy("cpu"), *case)
+        assert {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()} == found, case
 
 
 def test_a_model_saved_by_one_strategy_goes_on_under_another(three: rd.Strategy, tmp_path: Path) -> None:
@@ -252,18 +206,16 @@ def test_a_model_saved_by_one_strategy_goes_on_under_another(three: rd.Strategy,
     assert_same(resumed(rd.OneDeviceStrategy("cpu")), state(first))
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
-def test_batch_logs_and_hooks_are_the_same(three: rd.Strategy, steps_per_execution: int) -> None:
-    def recorded(strategy: rd.Strategy) -> Recorder:
+def test_batch_logs_and_hooks_are_the_same(three: rd.Strategy) -> None:
+    def recorded(strategy: rd.Strategy, steps_per_execution: int) -> Recorder:
         recorder = Recorder(read=("batch_end", "test_batch_end", "epoch_end"))
         model = built(strategy, steps_per_execution=steps_per_execution)
-        model.fit(
-            regression(13, BATCH), epochs=2, validation_data=regression(5, BATCH), callbacks=[recorder], verbose=False
-        )
+        held_out = regression(5, BATCH)
+        model.fit(regression(13, BATCH), epochs=2, validation_data=held_out, callbacks=[recorder], verbose=False)
         return recorder
 
-    found, expected = recorded(three), recorded(rd.OneDeviceStrategy("cpu"))
-    assert found.calls == expected.calls
-    assert len(found.logs) == len(expected.logs)
-    for logs, expected_logs in zip(found.logs, expected.logs, strict=True):
-        assert_same(logs, expected_logs)
+    for size in (1, 2):
+        found, expected = recorded(three, size), recorded(rd.OneDeviceStrategy("cpu"), size)
+        assert found.calls == expected.calls
+        for logs, expected_logs in zip(found.logs, expected.logs, strict=True):
+            assert_same(logs, expected_logs, size)

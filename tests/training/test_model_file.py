@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,10 @@ from torch import nn
 
 import raydist as rd
 from raydist.core.failpoints import installed
+from raydist.mirroring.objects import MirroredClasses
+from raydist.training.architecture import architecture_of, build_module
 from raydist.training.model_file import ModelManifest, digests, pack, read_model_file, snapshot, write_model_file
+from tests.refused import check_refused
 from tests.training.toys import compiled, regression, small_net
 
 TENSORS = {
@@ -42,51 +46,53 @@ def written(path: Path) -> Path:
     return path
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    tensors, found = read_model_file(written(tmp_path / "new" / "model.safetensors"))
-    assert found == manifest()
-    assert tensors.keys() == TENSORS.keys()
-    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
-    assert tensors["module.b"].dtype is torch.bfloat16
+def test_files_and_uris_are_written_and_read(tmp_path: Path) -> None:
+    uri = "memory://models/new/model.safetensors"
+    for path in (tmp_path / "new" / "model.safetensors", uri, f"file://{tmp_path}/model"):
+        write_model_file(path, TENSORS, manifest())
+        tensors, found = read_model_file(path)
+        assert found == manifest()
+        assert tensors.keys() == TENSORS.keys()
+        assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+        assert tensors["module.b"].dtype is torch.bfloat16
+    with safe_open(tmp_path / "model", framework="pt") as content:  # other readers of safetensors
+        assert content.metadata().keys() == {"raydist.model", "raydist.sha256"}
+        assert all(torch.equal(content.get_tensor(name), tensor) for name, tensor in TENSORS.items())
+    with pytest.raises(rd.NotFoundError, match="memory://models/new/absent"):
+        read_model_file("memory://models/new/absent")
+    with pytest.raises(rd.InvalidArgumentError, match="memory://models/' names none"):
+        write_model_file("memory://models/", TENSORS, manifest())
 
 
-@pytest.mark.parametrize("length", [0, 4, 50, 600, -1])
-def test_a_truncated_file_is_refused(tmp_path: Path, length: int) -> None:
-    path = written(tmp_path / "model")
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(rd.DataLossError, match="truncated, damaged") as caught:
-        read_model_file(path)
-    assert caught.value.path == str(path)
-
-
-def test_any_flipped_byte_is_noticed(tmp_path: Path) -> None:
+def test_damaged_foreign_and_later_files_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "model")
     whole = path.read_bytes()
+    for length in (0, 4, 50, 600, -1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(rd.DataLossError, match="truncated, damaged") as caught:
+            pytest.fail(f"{length}: {read_model_file(path)}")
+        assert caught.value.path == str(path)
     for position in range(0, len(whole), 5):
         damaged = bytearray(whole)
         damaged[position] ^= 0x10
         path.write_bytes(damaged)
         with pytest.raises(rd.DataLossError, match="damaged|has no raydist manifest"):
-            read_model_file(path)
-
-
-def test_another_safetensors_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "other.safetensors"
+            pytest.fail(f"{position}: {read_model_file(path)}")
     save_file({"a": torch.ones(2)}, path)
     with pytest.raises(rd.DataLossError, match="has no raydist manifest"):
         read_model_file(path)
-
-
-def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    write_model_file(tmp_path / "model", TENSORS, manifest(version=2))
+    write_model_file(path, TENSORS, manifest(version=2))
     with pytest.raises(rd.InvalidArgumentError, match="has format version 2, this raydist reads version 1"):
-        read_model_file(tmp_path / "model")
+        read_model_file(path)
 
 
-def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path: Path) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="JSON values only.*config"):
         write_model_file(tmp_path / "model", TENSORS, manifest(config={"fn": print}))
     assert not list(tmp_path.iterdir())
+    module = torch.nn.ModuleDict({"words": rd.ShardedEmbedding(10, 2)})
+    with pytest.raises(rd.InvalidArgumentError, match=r"the module has 'words'. Save an rd.Checkpoint"):
+        pack(module, None, None)
 
 
 def test_a_snapshot_shares_no_memory() -> None:
@@ -98,38 +104,18 @@ def test_a_snapshot_shares_no_memory() -> None:
     assert copies["c"] == "text"
 
 
-def test_a_uri_is_written_and_read(tmp_path: Path) -> None:
-    uri = "memory://models/new/model.safetensors"
-    write_model_file(uri, TENSORS, manifest())
-    tensors, found = read_model_file(uri)
-    assert found == manifest()
-    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
-    write_model_file(f"file://{tmp_path}/model", TENSORS, manifest())
-    assert read_model_file(tmp_path / "model")[1] == manifest()
-    with pytest.raises(rd.NotFoundError, match="memory://models/new/absent"):
-        read_model_file("memory://models/new/absent")
-    with pytest.raises(rd.InvalidArgumentError, match="memory://models/' names none"):
-        write_model_file("memory://models/", TENSORS, manifest())
-
-
-def test_other_readers_of_safetensors_find_tensors_and_manifest(tmp_path: Path) -> None:
-    with safe_open(written(tmp_path / "model"), framework="pt") as content:
-        assert content.metadata().keys() == {"raydist.model", "raydist.sha256"}
-        assert all(torch.equal(content.get_tensor(name), tensor) for name, tensor in TENSORS.items())
-
-
-@pytest.mark.parametrize("moment", ["within_file", "before_flush", "after_flush", "before_rename"])
-def test_a_death_at_any_moment_leaves_the_old_file(moment: str, tmp_path: Path) -> None:
+def test_a_death_at_any_moment_leaves_the_old_file(tmp_path: Path) -> None:
     path = written(tmp_path / "model")
     before = path.read_bytes()
+    for moment in ("within_file", "before_flush", "after_flush", "before_rename"):
 
-    def die(name: str) -> None:
-        if name == f"checkpoint.{moment}":
-            raise KeyboardInterrupt
+        def die(name: str, moment: str = moment) -> None:
+            if name == f"checkpoint.{moment}":
+                raise KeyboardInterrupt
 
-    with installed(die), pytest.raises(KeyboardInterrupt):
-        write_model_file(path, {**TENSORS, "module.a": torch.zeros(10, 10)}, manifest())
-    assert path.read_bytes() == before
+        with installed(die), pytest.raises(KeyboardInterrupt):
+            write_model_file(path, {**TENSORS, "module.a": torch.zeros(10, 10)}, manifest())
+        assert path.read_bytes() == before, moment
 
 
 class Net(nn.Module):
@@ -167,7 +153,7 @@ def same_state(a: nn.Module, b: nn.Module) -> bool:
     )
 
 
-def test_the_saved_class_is_built_again(tmp_path: Path) -> None:
+def test_the_saved_class_is_built_again_or_a_module_loaded_in_place(tmp_path: Path) -> None:
     net = Net(width=4, bias=False)
     net.note = "trained"
     rd.Model(net, config={"width": 4, "bias": False}).save(tmp_path / "model")
@@ -177,57 +163,53 @@ def test_the_saved_class_is_built_again(tmp_path: Path) -> None:
     assert loaded.module.note == "trained"
     loaded.save(tmp_path / "again")
     assert same_state(rd.Model.load(tmp_path / "again", lambda width, bias: Net(width, bias=bias)).module, net)
-
-
-def test_a_given_module_is_loaded_in_place(tmp_path: Path) -> None:
-    net, other = Net(5), Net(5)
-    rd.Model(net).save(tmp_path / "model")
+    other = Net(width=4, bias=False)
     assert not same_state(net, other)
     assert rd.Model.load(tmp_path / "model", other).module is other
     assert same_state(net, other)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
+def test_training_goes_on_as_if_never_interrupted(tmp_path: Path) -> None:
+    optimizers: list[tuple[Any, dict[str, Any]]] = [
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
         (torch.optim.AdamW, {"lr": 0.01}),
         (torch.optim.Adam, {"lr": torch.tensor(0.01, dtype=torch.float64)}),
-    ],
-)
-def test_training_goes_on_as_if_never_interrupted(tmp_path: Path, kind: Any, settings: dict[str, Any]) -> None:
-    whole = small_net()
-    model = compiled(whole, optimizer=kind(whole.parameters(), **settings))
-    model.fit(regression(12, 4), epochs=2, verbose=False)
-
-    first, second = small_net(), small_net()
-    start = compiled(first, optimizer=kind(first.parameters(), **settings))
-    start.fit(regression(12, 4), verbose=False)
-    start.save(tmp_path / "model")
-    optimizer = kind(second.parameters(), **(settings | {"lr": 123.0}))
-    resumed = rd.Model.load(tmp_path / "model", second, optimizer)
-    resumed.compile(optimizer, nn.MSELoss())
-    resumed.fit(regression(12, 4), verbose=False)
-    assert same_state(second, whole)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(float(settings["lr"]))
+    ]
+    for kind, settings in optimizers:
+        whole, first, second = (small_net() for _ in range(3))
+        model = compiled(whole, optimizer=kind(whole.parameters(), **settings))
+        model.fit(regression(12, 4), epochs=2, verbose=False)
+        start = compiled(first, optimizer=kind(first.parameters(), **settings))
+        start.fit(regression(12, 4), verbose=False)
+        start.save(tmp_path / "model")
+        optimizer = kind(second.parameters(), **(settings | {"lr": 123.0}))
+        resumed = rd.Model.load(tmp_path / "model", second, optimizer)
+        resumed.compile(optimizer, nn.MSELoss())
+        resumed.fit(regression(12, 4), verbose=False)
+        assert same_state(second, whole), kind
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(float(settings["lr"])), kind
 
 
-def test_a_module_of_another_shape_is_refused(tmp_path: Path) -> None:
-    rd.Model(Net(5)).save(tmp_path / "model")
-    with pytest.raises(rd.InvalidArgumentError, match=r"must fit the module, a Net: Error.*\n.*size mismatch"):
-        rd.Model.load(tmp_path / "model", Net(6))
-
-
-def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+def test_modules_and_optimizers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     net = small_net()
-    compiled(net).save(tmp_path / "model")
-    with pytest.raises(rd.InvalidArgumentError, match="to be restored, AdamW; it holds that of SGD"):
-        rd.Model.load(tmp_path / "model", net, torch.optim.AdamW(net.parameters()))
-    with pytest.raises(rd.InvalidArgumentError, match="must fit the optimizer"):
-        rd.Model.load(tmp_path / "model", net, torch.optim.SGD([net[0].weight], lr=0.1))  # type: ignore[index]
+    rd.Model(Net(5)).save(tmp_path / "net")
+    compiled(net).save(tmp_path / "trained")
     rd.Model(net).save(tmp_path / "untrained")
-    with pytest.raises(rd.InvalidArgumentError, match="it holds none"):
-        rd.Model.load(tmp_path / "untrained", net, torch.optim.SGD(net.parameters(), lr=0.1))
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    cases: list[tuple[Any, str]] = [
+        (("net", Net(6)), r"must fit the module, a Net: Error.*\n.*size mismatch"),
+        (("net", 3), "or a class or function that makes one, got 3"),
+        (("net", dict), r"returned \{\}"),
+        (("trained", net, torch.optim.AdamW(net.parameters())), "to be restored, AdamW; it holds that of SGD"),
+        (("trained", net, torch.optim.SGD([next(net.parameters())], lr=0.1)), "must fit the optimizer"),
+        (("untrained", net, sgd), "it holds none"),
+    ]
+    tensors, manifest = pack(net, None, None)
+    forged: list[Any] = [{"class": "SGD"}, {}, {"class": "SGD", "values": 3}]
+    for number, optimizer in enumerate(forged):
+        write_model_file(tmp_path / f"{number}", tensors, replace(manifest, optimizer=optimizer))
+        cases.append(((f"{number}", net, sgd), "optimizer"))
+    check_refused(lambda case: rd.Model.load(tmp_path / case[0], *case[1:]), cases)
 
 
 def test_other_classes_ask_for_the_module(tmp_path: Path) -> None:
@@ -240,14 +222,6 @@ def test_other_classes_ask_for_the_module(tmp_path: Path) -> None:
             rd.Model.load(tmp_path / "model")
 
 
-def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
-    rd.Model(Net()).save(tmp_path / "model")
-    with pytest.raises(rd.InvalidArgumentError, match="or a class or function that makes one, got 3"):
-        rd.Model.load(tmp_path / "model", 3)  # type: ignore[arg-type]  # a user's mistake
-    with pytest.raises(rd.InvalidArgumentError, match=r"returned \{\}"):
-        rd.Model.load(tmp_path / "model", dict)  # type: ignore[arg-type]  # as above
-
-
 NAMES = [
     "os:getcwd",
     "subprocess:Popen",
@@ -257,17 +231,15 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_makes_nobody_import_or_call_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_file_makes_nobody_import_or_call_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_to_import.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     tensors, manifest = pack(small_net(), None, None)
-    forged = replace(manifest, module_class=name, architecture=None, config={})
-    write_model_file(tmp_path / "model", tensors, forged)
-    with pytest.raises(rd.InvalidArgumentError, match="module="):
-        rd.Model.load(tmp_path / "model")
+    for name in NAMES:
+        forged = replace(manifest, module_class=name, architecture=None, config={})
+        write_model_file(tmp_path / "model", tensors, forged)
+        with pytest.raises(rd.InvalidArgumentError, match="module="):
+            pytest.fail(f"{name}: {rd.Model.load(tmp_path / 'model')}")
     assert "mine_to_import" not in sys.modules
 
 
@@ -278,18 +250,105 @@ def test_a_file_of_before_says_the_class_and_its_config(tmp_path: Path) -> None:
     assert same_state(rd.Model.load(tmp_path / "model").module, linear)
 
 
-@pytest.mark.parametrize(
-    "change", [{"optimizer": {"class": "SGD"}}, {"optimizer": {}}, {"optimizer": {"class": "SGD", "values": 3}}]
-)
-def test_a_forged_optimizer(tmp_path: Path, change: Any) -> None:
-    net = small_net()
-    tensors, manifest = pack(net, None, None)
-    write_model_file(tmp_path / "model", tensors, replace(manifest, **change))
-    with pytest.raises(rd.InvalidArgumentError):
-        rd.Model.load(tmp_path / "model", net, torch.optim.SGD(net.parameters(), lr=0.1))
+MODULES: list[nn.Module] = [
+    nn.Linear(2, 3),
+    nn.Linear(2, 3, bias=False).double(),
+    nn.Linear(2, 3).to(torch.bfloat16),
+    nn.Conv2d(4, 2, (3, 1), padding=1, groups=2, bias=False),
+    nn.Conv1d(3, 3, 3, padding="same", padding_mode="circular"),
+    nn.ConvTranspose2d(2, 3, 2, output_padding=0),
+    nn.BatchNorm2d(4, eps=1e-3, affine=False),
+    nn.LayerNorm((3, 4), bias=False),
+    nn.Embedding(10, 4, padding_idx=1),
+    nn.GRU(3, 4, 2, batch_first=True, dropout=0.25),
+    nn.LSTM(3, 4, bidirectional=True, proj_size=2),
+    nn.RNN(3, 4, nonlinearity="relu"),
+    nn.MultiheadAttention(8, 4),
+    nn.Dropout(0.3),
+    nn.ReLU(inplace=True),
+    nn.Softmax(dim=1),
+    nn.Unflatten(1, (2, 2)),
+    nn.Sequential(),
+    nn.ModuleDict({"a": nn.ModuleList([nn.Linear(1, 2), nn.Tanh()])}),
+    nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Sequential(nn.ReLU(), nn.Flatten()), nn.Linear(8, 1)),
+]
 
 
-def test_rows_of_embeddings_are_not_left_out_silently() -> None:
-    module = torch.nn.ModuleDict({"words": rd.ShardedEmbedding(10, 2)})
-    with pytest.raises(rd.InvalidArgumentError, match=r"the module has 'words'. Save an rd.Checkpoint"):
-        pack(module, None, None)
+def test_modules_of_torch() -> None:
+    for module in MODULES:
+        description = json.loads(json.dumps(architecture_of(module)))
+        built = build_module(description, module.state_dict())
+        assert repr(built) == repr(module)
+        assert [value.dtype for value in built.parameters()] == [value.dtype for value in module.parameters()], module
+        assert all(value.device.type == "cpu" for value in built.state_dict().values()), module
+
+
+class Nobody:
+    """Owns mirrored objects and lets everybody read and write them."""
+
+    def before_read(self, obj: Any, name: str) -> None: ...
+
+    def before_write(self, obj: Any, name: str) -> None: ...
+
+
+def test_mirrored_modules_are_described_as_what_they_were() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+    plain = architecture_of(module)
+    classes = MirroredClasses(Nobody())
+    for part in module.modules():
+        classes.mirror(part)
+    assert type(module) is not nn.Sequential
+    assert architecture_of(module) == plain is not None
+
+
+class Mine(nn.Linear):
+    pass
+
+
+def test_what_cannot_be_said() -> None:
+    hooked, own_forward = nn.Linear(2, 2), nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda *args: None)
+    own_forward.__dict__["forward"] = lambda x: x
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    hole = nn.Sequential(nn.Linear(2, 2))
+    hole.register_module("none", None)
+    merged = nn.Sequential(nn.BatchNorm1d(2))
+    assert architecture_of(merged) is not None
+    rd.set_aggregation(merged, "0.running_mean", aggregation="first")  # `Model.load` asks for the module and so for it
+    modules: list[nn.Module] = [
+        *(hooked, nn.Sequential(hooked), own_forward, Mine(2, 3), nn.Sequential(nn.Linear(2, 2), Mine(2, 2))),
+        *(nn.TransformerEncoderLayer(8, 2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), nn.LazyLinear(3)),
+        *(tied, nn.Sequential(tied[0], tied[0]), hole, merged),
+    ]
+    for module in modules:
+        assert architecture_of(module) is None, module
+
+
+LINEAR = {"class": "Linear", "arguments": {"in_features": 2, "out_features": 3, "bias": True}, "dtype": "float32"}
+
+
+def test_forged_descriptions() -> None:
+    forged: list[Any] = [
+        *(None, [], {}, {"class": "Module", "arguments": {}}, {"class": "__import__", "arguments": {}}),
+        *({"class": ["Linear"], "arguments": {}}, {"class": "os.system", "arguments": {"command": "true"}}),
+        LINEAR | {"arguments": {"in_features": 1 << 40, "out_features": 1 << 40}},
+        LINEAR | {"arguments": {"in_features": -1, "out_features": 3}},
+        LINEAR | {"arguments": {"in_features": "2", "out_features": 3}},
+        LINEAR | {"arguments": {"in_features": 2, "out_features": 3, "device": "cuda"}},
+        LINEAR | {"arguments": {"in_features": {"a": 1}, "out_features": 3}},
+        *(
+            LINEAR | change
+            for change in ({"arguments": 3}, {"dtype": "load"}, {"dtype": "int64"}, {"dtype": "float64"})
+        ),
+        {"class": "LSTM", "arguments": {"input_size": 1, "hidden_size": 1, "num_layers": 1 << 40}},
+        {"class": "Sequential", "children": [["a.b", LINEAR]]},
+        {"class": "Sequential", "children": 3},
+    ]
+    state = nn.Linear(2, 3).state_dict()
+    check_refused(lambda each: build_module(each, state), [(each, r"module=\.\.\.") for each in forged])
+    deep: Any = LINEAR
+    for _ in range(5000):
+        deep = {"class": "Sequential", "children": [["0", deep]]}
+    with pytest.raises(rd.InvalidArgumentError, match="nested more than 50 deep"):
+        build_module(deep, {})

@@ -33,16 +33,10 @@ def test_rate_and_time_left_follow_the_last_seconds() -> None:
     assert (slow.rate, slow.left_s) == (100.0, 90.0)
     fast = meter.report(20.0, 60, 6000, {})
     assert (fast.rate, fast.left_s) == (500.0, 8.0)
-
-
-def test_the_last_report_has_the_rate_of_the_whole_pass() -> None:
     meter = ProgressMeter("Epoch 1/1", None, now=5.0)
     meter.report(10.0, 1, 10, {})
-    last = meter.finished(25.0, 4, 400)
+    last = meter.finished(25.0, 4, 400)  # has the rate of the whole pass
     assert (last.rate, last.elapsed_s, last.left_s, last.total, last.done) == (20.0, 20.0, None, 4, True)
-
-
-def test_without_a_total_or_a_step_the_time_left_is_not_known() -> None:
     assert ProgressMeter("", None, 0.0).report(1.0, 5, 50, {}).left_s is None
     assert ProgressMeter("", 10, 0.0).report(1.0, 0, 0, {}).left_s is None
     assert ProgressMeter("", 10, 0.0).report(0.0, 1, 1, {}).rate is None
@@ -55,9 +49,6 @@ def test_a_line_says_all() -> None:
         "Epoch 2/3  5/20 steps  4,321 examples/s  loss 0.1235  accuracy 0.5000  tiny 1e-07  "
         "per_class <3 values>  name a  0:02:05 left"
     )
-
-
-def test_a_line_of_a_pass_that_is_over() -> None:
     assert Report("Evaluate", 4, 4, 2.5, 1.5, None, {"loss": 0.0}, done=True).line == (
         "Evaluate  4/4 steps  2.50 examples/s  loss 0.0000  in 1.5 s"
     )
@@ -78,72 +69,44 @@ class Page(View):
         """Nothing is open."""
 
 
-class Clock:
-    """Time that passes only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def shown(*, steps: int, step_s: float, read_s: float, interval_s: float = 1.0) -> tuple[Page, int]:
+def shown(*, steps: int, step_s: float, read_s: float) -> tuple[Page, int]:
     """Reports of a pass whose steps and reads take these times, and how often was read."""
-    page, clock, reads = Page(interval_s), Clock(), 0
-    reporter = Reporter(page, clock)
+    page, now, reads = Page(1.0), 0.0, 0
+    reporter = Reporter(page, lambda: now)
 
     def read() -> tuple[int, Mapping[str, Any]]:
-        nonlocal reads
+        nonlocal now, reads
         reads += 1
-        clock.now += read_s
+        now += read_s
         return 10 * step, {"loss": 1.0}
 
     reporter.start("Epoch 1/1", steps)
     for step in range(1, steps + 1):
-        clock.now += step_s
+        now += step_s
         reporter.step(step, read)
     return page, reads
 
 
-def test_logs_are_read_once_per_interval_and_not_per_step() -> None:
+def test_logs_are_read_once_per_interval_and_in_a_tenth_of_the_time_at_most() -> None:
     page, reads = shown(steps=1000, step_s=0.0625, read_s=0.0)
     assert reads == len(page.reports) == 62
     assert page.reports[0].step == 16
-
-
-def test_slow_logs_take_a_tenth_of_the_time_at_most() -> None:
     page, reads = shown(steps=1000, step_s=0.125, read_s=1.0)
     assert 12 <= reads <= 13
     assert page.reports[-1].elapsed_s >= 10 * (reads - 1)
 
 
 def test_the_result_is_shown_with_the_rate_of_the_pass_alone() -> None:
-    page, clock = Page(1.0), Clock()
-    reporter = Reporter(page, clock)
+    page, times = Page(1.0), iter([0.0, 0.0, 2.0, 100.0])  # after validation, say
+    reporter = Reporter(page, lambda: next(times))
     reporter.start("Epoch 1/1", 4)
-    clock.now = 2.0
     reporter.stop(4, 40)
-    clock.now = 100.0  # validation, say
     reporter.result({"loss": 0.5})
     assert page.reports == [Report("Epoch 1/1", 4, 4, 20.0, 2.0, None, {"loss": 0.5}, done=True)]
 
 
 REPORT = Report("Epoch 1/3", 5, 20, 1234.0, 2.0, 6.0, {"loss": 0.25})
 LAST = replace(REPORT, step=20, left_s=None, done=True)
-
-
-def test_a_log_gets_whole_lines() -> None:
-    stream = io.StringIO()
-    view = make_view(stream)
-    view.show(REPORT)
-    view.show(LAST)
-    view.close()
-    assert isinstance(view, LogView)
-    assert stream.getvalue().splitlines() == [
-        "Epoch 1/3  5/20 steps  1,234 examples/s  loss 0.2500  6.0 s left",
-        "Epoch 1/3  20/20 steps  1,234 examples/s  loss 0.2500  in 2.0 s",
-    ]
 
 
 def terminal() -> tuple[TerminalView, io.StringIO]:
@@ -166,13 +129,10 @@ def test_a_terminal_gets_a_bar_that_is_redrawn() -> None:
     for part in ("Epoch 1/3", "5/20", "10/20", "1,234 examples/s", "loss 0.2500", "6.0 s left", "in 2.0 s"):
         assert part in plain(text)
     assert text.endswith("\x1b[?25h")  # the cursor is visible again
-
-
-def test_a_pass_of_unknown_length_has_no_bar() -> None:
     view, stream = terminal()
     view.show(replace(REPORT, total=None, left_s=None))
     view.close()
-    assert "\u2501" not in stream.getvalue()
+    assert "\u2501" not in stream.getvalue(), "there is no bar where the length is not known"
     assert "5 1,234 examples/s" in plain(stream.getvalue())
 
 
@@ -209,18 +169,10 @@ def test_the_view_fits_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_view(Terminal()), TerminalView)
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(make_view(Terminal()), LogView)
-
-
-def test_a_notebook_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    class ZMQInteractiveShell:
-        pass
-
-    def display(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("not called")
-
-    ipython = types.SimpleNamespace(get_ipython=ZMQInteractiveShell)
+    shell = type("ZMQInteractiveShell", (), {})
+    ipython = types.SimpleNamespace(get_ipython=shell)
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=print))
     assert isinstance(make_view(io.StringIO()), NotebookView)
     ipython.get_ipython = lambda: None  # IPython is imported, but this is no notebook
     assert isinstance(make_view(io.StringIO()), LogView)

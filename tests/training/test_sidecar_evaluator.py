@@ -9,6 +9,7 @@ import pytest
 
 import raydist as rd
 from raydist.training.sidecar_evaluator import Evaluated, SidecarWork
+from tests.refused import check_refused
 from tests.training.toys import compiled, regression, small_net
 
 
@@ -36,18 +37,21 @@ def test_an_error_is_told(ray_cluster: None, tmp_path: Path) -> None:
         evaluator.wait(1, timeout_s=60)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_bad_settings(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"model_fn": 1}, "model_fn must be a function"),
         ({"strategy": rd.OneDeviceStrategy("cpu")}, "strategy must be a function that makes one"),
         ({"steps": 0}, "steps must be >= 1 or None, got 0"),
-    ],
-)
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    ]
     given: dict[str, Any] = {"model_fn": make_model, "data": regression(4, 4), "checkpoint_dir": "a"}
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        rd.SidecarEvaluator(**given | settings)
+    check_refused(lambda settings: rd.SidecarEvaluator(**given | settings), cases)
+    net: Any = small_net
+    with pytest.raises(rd.InvalidArgumentError, match="model_fn must make a compiled rd.Model, got Sequential"):
+        SidecarWork(net, regression(4, 4), str(tmp_path))(lambda: True, lambda _: None)
+    with rd.CheckpointManager(rd.Checkpoint(net=small_net()), tmp_path, 1) as manager:
+        manager.save()
+    with pytest.raises(rd.InvalidArgumentError, match="'model' is missing"):  # and not a wrong result
+        SidecarWork(make_model, regression(4, 4), str(tmp_path))(lambda: False, lambda _: None)
 
 
 def make_model() -> rd.Model:
@@ -82,19 +86,6 @@ def test_it_ends_after_so_many(tmp_path: Path) -> None:
     found: list[Evaluated] = []
     SidecarWork(make_model, regression(10, 4), str(tmp_path), max_evaluations=1, steps=2)(lambda: False, found.append)
     assert len(found) == 1
-
-
-def test_model_fn_makes_a_model(tmp_path: Path) -> None:
-    given: Any = small_net
-    with pytest.raises(rd.InvalidArgumentError, match="model_fn must make a compiled rd.Model, got Sequential"):
-        SidecarWork(given, regression(4, 4), str(tmp_path))(lambda: True, lambda _: None)
-
-
-def test_a_checkpoint_of_another_model_is_an_error(tmp_path: Path) -> None:
-    with rd.CheckpointManager(rd.Checkpoint(net=small_net()), tmp_path, 1) as manager:
-        manager.save()
-    with pytest.raises(rd.InvalidArgumentError, match="'model' is missing"):  # and not a wrong result
-        SidecarWork(make_model, regression(4, 4), str(tmp_path))(lambda: False, lambda _: None)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

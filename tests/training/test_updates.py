@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 
 import raydist as rd
 from raydist.training.updates import optimizer_by_name, require_optimizer, scheduler_of
+from tests.refused import check_refused
 from tests.shared_strategies import few_workers
 from tests.training.toys import batches_of, column, compiled, line, regression, regression_arrays, small_net
 
@@ -46,24 +47,23 @@ def momentum(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-@pytest.mark.parametrize(("accumulate_steps", "clip_norm"), [(1, None), (1, 0.3), (2, None), (4, 0.3), (100, None)])
-def test_equals_a_bare_loop_over_joined_batches(
-    accumulate_steps: int, clip_norm: float | None, steps_per_execution: int
-) -> None:
-    net, reference = small_net(), small_net()
-    bare(reference, groups_of(accumulate_steps), epochs=2, clip_norm=clip_norm)
-    model = compiled(
-        net,
-        optimizer=momentum(net),
-        scheduler=lambda optimizer: StepLR(optimizer, 2, gamma=0.5),
-        clip_norm=clip_norm,
-        accumulate_steps=accumulate_steps,
-        steps_per_execution=steps_per_execution,
-    )
-    model.fit(regression(NUM_ROWS, 4), epochs=2, verbose=False)
-    for mine, theirs in zip(net.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=0)
+def test_equals_a_bare_loop_over_joined_batches() -> None:
+    cases = [(1, None, 1), (1, 0.3, 4), (2, None, 4), (2, None, 1), (4, 0.3, 1), (4, 0.3, 4), (100, None, 1)]
+    for accumulate_steps, clip_norm, steps_per_execution in cases:
+        net, reference = small_net(), small_net()
+        bare(reference, groups_of(accumulate_steps), epochs=2, clip_norm=clip_norm)
+        model = compiled(
+            net,
+            optimizer=momentum(net),
+            scheduler=lambda optimizer: StepLR(optimizer, 2, gamma=0.5),
+            clip_norm=clip_norm,
+            accumulate_steps=accumulate_steps,
+            steps_per_execution=steps_per_execution,
+        )
+        model.fit(regression(NUM_ROWS, 4), epochs=2, verbose=False)
+        for mine, theirs in zip(net.parameters(), reference.parameters(), strict=True):
+            case = f"{accumulate_steps}, {clip_norm}, {steps_per_execution}"
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=0, msg=case)
 
 
 def test_weighted_batches_are_joined_by_their_weights() -> None:
@@ -76,16 +76,6 @@ def test_weighted_batches_are_joined_by_their_weights() -> None:
     data = rd.Dataset.from_tensor_slices((column([1, 1, 1]), column([1, 2, 6]), weights)).batch(2)
     model.fit(data, verbose=False)
     assert net.weight.item() == pytest.approx((1 + 6 + 12) / 6)
-
-
-def test_what_is_left_at_the_end_of_an_epoch_is_not_mixed_into_the_next() -> None:
-    net, reference = small_net(), small_net()
-    bare(reference, groups_of(4), epochs=3)
-    model = compiled(net, optimizer=momentum(net), scheduler=lambda it: StepLR(it, 2, gamma=0.5), accumulate_steps=4)
-    for _ in range(3):
-        model.fit(regression(NUM_ROWS, 4), verbose=False)
-    for mine, theirs in zip(net.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=0)
 
 
 def test_a_scheduler_of_ones_own_follows_the_steps() -> None:
@@ -104,53 +94,42 @@ def test_schedulers_that_cannot_follow_are_refused() -> None:
         (lambda it: 3, "must be a torch.optim.lr_scheduler.LRScheduler.*got 3"),
         ("cosine", "got 'cosine'"),
     ]
-    for given, message in cases:
-        with pytest.raises(rd.InvalidArgumentError, match=message):
-            scheduler_of(given, optimizer)
+    check_refused(lambda given: scheduler_of(given, optimizer), cases)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("adam", "Adam"), ("AdamW", "AdamW"), ("rms_prop", "RMSprop"), ("SGD", "SGD"), ("nadam", "NAdam")],
-)
-def test_a_name_is_a_class_of_torchs_over_all_parameters(name: str, kind: str) -> None:
+def test_a_name_is_a_class_of_torchs_over_all_parameters() -> None:
     module = nn.Linear(2, 1)
-    optimizer = optimizer_by_name(name, module)
-    assert type(optimizer) is getattr(torch.optim, kind)
-    assert optimizer.param_groups[0]["params"] == list(module.parameters())
+    names = {"adam": "Adam", "AdamW": "AdamW", "rms_prop": "RMSprop", "SGD": "SGD", "nadam": "NAdam"}
+    for name, kind in names.items():
+        optimizer = optimizer_by_name(name, module)
+        assert type(optimizer) is getattr(torch.optim, kind)
+        assert optimizer.param_groups[0]["params"] == list(module.parameters())
+    cases: list[tuple[Any, str]] = [
+        (("adan", module), r"got 'adan'\. Did you mean 'Adam'\? There are: ASGD, "),
+        (("adam", nn.Tanh()), "'adam' needs parameters to optimise, got a Tanh without any"),
+    ]
+    check_refused(lambda case: optimizer_by_name(*case), cases)
+    assert type(optimizer_by_name("muon", nn.Linear(2, 3, bias=False))) is torch.optim.Muon
+    assert type(optimizer_by_name("sparse_adam", nn.Embedding(3, 2, sparse=True))) is torch.optim.SparseAdam
+    with pytest.raises(rd.InvalidArgumentError, match="got LBFGS"):
+        require_optimizer(torch.optim.LBFGS(module.parameters()), module, nn.MSELoss())
 
 
-def test_names_of_others_and_modules_without_parameters_are_refused() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"got 'adan'\. Did you mean 'Adam'\? There are: ASGD, "):
-        optimizer_by_name("adan", nn.Linear(2, 1))
-    with pytest.raises(rd.InvalidArgumentError, match="'adam' needs parameters to optimise, got a Tanh without any"):
-        optimizer_by_name("adam", nn.Tanh())
-
-
-@pytest.mark.parametrize("name", sorted(name for name, kind in vars(torch.optim).items() if isinstance(kind, type)))
-def test_each_name_trains_an_ordinary_network_or_says_why_not(name: str) -> None:
-    if name == "Optimizer":
-        return
-    model = rd.Model(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+def test_each_name_trains_an_ordinary_network_or_says_why_not() -> None:
     reasons = {
         "Muon": r"Muon takes matrices, .*, got 2 others of 4: 0.bias \(4,\), 1.bias \(1,\)\. Use \"adamw\" for all",
         "SparseAdam": "SparseAdam takes parameters with sparse gradients, .*, got 4 others of 4: 0.weight",
         "LBFGS": "got LBFGS, which asks for the loss several times",
     }
-    if name in reasons:
-        with pytest.raises(rd.InvalidArgumentError, match=reasons[name]):
-            model.compile(name, "mse")
-        return
-    model.compile(name, "mse")
-    model.fit(torch.randn(4, 3), torch.randn(4, 1), verbose=False)
-
-
-def test_optimizers_of_some_parameters_by_their_names() -> None:
-    assert type(optimizer_by_name("muon", nn.Linear(2, 3, bias=False))) is torch.optim.Muon
-    assert type(optimizer_by_name("sparse_adam", nn.Embedding(3, 2, sparse=True))) is torch.optim.SparseAdam
-    module = nn.Linear(2, 1)
-    with pytest.raises(rd.InvalidArgumentError, match="got LBFGS"):
-        require_optimizer(torch.optim.LBFGS(module.parameters()), module, nn.MSELoss())
+    for name in sorted(name for name, kind in vars(torch.optim).items() if isinstance(kind, type)):
+        if name == "Optimizer":
+            continue
+        model = rd.Model(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+        if name in reasons:
+            check_refused(lambda it: it[0].compile(it[1], "mse"), [((model, name), reasons[name])])
+            continue
+        model.compile(name, "mse")
+        model.fit(torch.randn(4, 3), torch.randn(4, 1), verbose=False)
 
 
 ROWS, BATCH = 24, 4
@@ -197,43 +176,40 @@ def built(strategy: rd.Strategy, **settings: Any) -> rd.Model:
     return model
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=["one", "three"])
 def strategy(request: pytest.FixtureRequest, mirrored: Callable[[int], rd.Strategy]) -> rd.Strategy:
-    return rd.OneDeviceStrategy("cpu") if request.param == 1 else mirrored(request.param)
+    return rd.OneDeviceStrategy("cpu") if request.param == "one" else mirrored(3)
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("accumulate_steps", [1, 2])
-def test_steps_and_scales_are_those_of_a_bare_loop(
-    strategy: rd.Strategy, clip_norm: float | None, accumulate_steps: int, steps_per_execution: int
-) -> None:
-    model = built(
-        strategy,
-        clip_norm=clip_norm,
-        accumulate_steps=accumulate_steps,
-        steps_per_execution=steps_per_execution,
-    )
-    model.fit(data(), epochs=3, verbose=False)
-    expected, state = bare_scaled(clip_norm, accumulate_steps, 3)
-    scaler = model.checkpoint_objects()["scaler"]
-    assert scaler.state_dict() == state
-    assert state["scale"] < 2.0**16  # steps were left out, and others taken
-    assert state["_growth_tracker"] > 0
-    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
-        assert mine.dtype == torch.float32
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+def test_steps_and_scales_are_those_of_a_bare_loop(strategy: rd.Strategy) -> None:
+    for case in ((None, 1, 1), (0.5, 2, 1), (0.5, 1, 2), (None, 2, 2)):
+        clip_norm, accumulate_steps, steps_per_execution = case
+        model = built(
+            strategy,
+            clip_norm=clip_norm,
+            accumulate_steps=accumulate_steps,
+            steps_per_execution=steps_per_execution,
+        )
+        model.fit(data(), epochs=3, verbose=False)
+        expected, state = bare_scaled(clip_norm, accumulate_steps, 3)
+        scaler = model.checkpoint_objects()["scaler"]
+        assert scaler.state_dict() == state, case
+        assert state["scale"] < 2.0**16  # steps were left out, and others taken
+        assert state["_growth_tracker"] > 0
+        for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            assert mine.dtype == torch.float32
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4, msg=f"{case}")
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
-def test_a_resumed_fit_goes_on_with_the_scale(mirrored: Callable[[int], rd.Strategy], tmp_path: Path) -> None:
-    whole = built(mirrored(2), accumulate_steps=2)
+def test_a_resumed_fit_goes_on_with_the_scale(two: rd.MirroredStrategy, tmp_path: Path) -> None:
+    whole = built(two, accumulate_steps=2)
     whole.fit(data(), epochs=3, verbose=False)
-    built(mirrored(2), accumulate_steps=2).fit(data(), epochs=2, checkpoint=tmp_path, verbose=False)
-    resumed = built(mirrored(2), accumulate_steps=2)
+    built(two, accumulate_steps=2).fit(data(), epochs=2, checkpoint=tmp_path, verbose=False)
+    resumed = built(two, accumulate_steps=2)
     resumed.fit(data(), epochs=3, checkpoint=tmp_path, verbose=False)
     states = [model.checkpoint_objects()["scaler"].state_dict() for model in (whole, resumed)]
     assert states[0] == states[1]

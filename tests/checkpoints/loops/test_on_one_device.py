@@ -49,16 +49,14 @@ def run(directory: Path, *, at: int | None, every: int | None = None, optional: 
     return seen
 
 
-@pytest.mark.parametrize(
-    ("at", "every", "optional"), [(1, None, False), (1, 2, True), (4, 2, False), (6, None, True), (6, 2, False)]
-)
-def test_a_preempted_run_stops_at_the_next_draw(tmp_path: Path, at: int, every: int | None, optional: bool) -> None:
+def test_a_preempted_run_stops_at_the_next_draw(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", at=None)
-    first = run(tmp_path / "run", at=at, every=every, optional=optional)
-    rest = run(tmp_path / "run", at=None, optional=optional)
-    assert len(first) == at
-    assert first + rest[: len(whole) - at] == whole
-    assert rest == whole[at:] or at == len(whole)
+    cases = [(1, None, False), (1, 2, True), (4, 2, False), (6, None, True), (6, 2, False)]
+    for number, (at, every, optional) in enumerate(cases):
+        folder = tmp_path / f"run-{number}"
+        assert run(folder, at=at, every=every, optional=optional) == whole[:at], cases[number]
+        rest = run(folder, at=None, optional=optional)
+        assert at == len(whole) or rest == whole[at:], cases[number]
 
 
 def test_a_save_after_a_draw_has_the_state_of_its_call(tmp_path: Path) -> None:
@@ -89,16 +87,3 @@ def test_a_fit_in_several_steps_a_call_is_not_divided(tmp_path: Path) -> None:
     with pytest.raises(rd.Preempted):
         model.fit(rows, rows, batch_size=4, checkpoint=tmp_path, callbacks=[Terminate()])
     assert calls == [3]
-
-
-def test_variables_of_a_closed_strategy_can_be_saved(tmp_path: Path) -> None:
-    strategy = OneDeviceStrategy("cpu")
-    with strategy.scope():
-        model = torch.nn.Linear(1, 1)
-    strategy.close()
-    with rd.CheckpointManager(rd.Checkpoint(model=model), tmp_path, 1) as manager:
-        handle = manager.save()
-        assert handle is not None
-        handle.wait()
-        with pytest.raises(rd.FailedPreconditionError, match="is closed and can't run a step"):
-            strategy.run(manager.save)

@@ -50,30 +50,24 @@ def averaging(
         yield strategy
 
 
-KINDS = ("mirrored", "central", "averaging")
+def test_replicas_save_between_draws_and_stop_at_one(
+    mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
+) -> None:
+    check_saves_after_draws(mirrored(2), tmp_path / "saved")
+    check_preemption_at_a_draw(mirrored(2), tmp_path / "preempted")
 
 
-@pytest.fixture
-def pair(ray_cluster: None, request: pytest.FixtureRequest) -> rd.Strategy:
-    """Two replicas under the strategy that a test asks for."""
-    found: Any = request.getfixturevalue(request.param)
-    return found if request.param == "averaging" else found(2)  # type: ignore[no-any-return]  # a strategy
-
-
-def options(strategy: rd.Strategy) -> TrainingOptions:
-    """Return the options; before the end of a batch the replicas of `Averaging` differ."""
-    averages = isinstance(strategy, Averaging)
-    return TrainingOptions(optimizer=torch.optim.SGD, mid_batch=False) if averages else TrainingOptions()
-
-
-@pytest.mark.parametrize("pair", KINDS, indirect=True)
-def test_replicas_save_between_draws(pair: rd.Strategy, tmp_path: Path) -> None:
-    check_saves_after_draws(pair, tmp_path, options(pair))
-
-
-@pytest.mark.parametrize("pair", KINDS, indirect=True)
-def test_a_preempted_run_stops_at_a_draw(pair: rd.Strategy, tmp_path: Path) -> None:
-    check_preemption_at_a_draw(pair, tmp_path, options(pair))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["central", "averaging"])
+def test_replicas_of_other_strategies_save_between_draws_and_stop_at_one(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    pair: Any = request.getfixturevalue(kind)
+    # Before the end of a batch the replicas of `Averaging` differ.
+    options = TrainingOptions(optimizer=torch.optim.SGD, mid_batch=False) if kind == "averaging" else TrainingOptions()
+    strategy = pair if kind == "averaging" else pair(2)
+    check_saves_after_draws(strategy, tmp_path / "saved", options)
+    check_preemption_at_a_draw(strategy, tmp_path / "preempted", options)
 
 
 def test_running_statistics_of_replicas_are_merged_in_saves(

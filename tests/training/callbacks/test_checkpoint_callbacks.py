@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 import raydist as rd
-from tests.training.callbacks.scripted import Logged
-from tests.training.toys import Recorder, compiled, regression, small_net
+from tests.refused import check_refused
+from tests.training.toys import At, Logged, Recorder, compiled, interrupt, regression, small_net
 
 
 def saved(folder: Path, values: list[float], path: str, **settings: Any) -> list[str]:
@@ -21,9 +22,8 @@ def saved(folder: Path, values: list[float], path: str, **settings: Any) -> list
     return sorted(file.name for file in folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("path", "settings", "expected"),
-    [
+def test_when_and_where(tmp_path: Path) -> None:
+    cases: list[tuple[str, dict[str, Any], list[str]]] = [
         ("{epoch}.safetensors", {}, ["1.safetensors", "2.safetensors", "3.safetensors"]),
         ("{epoch:02d}-{score:.1f}", {}, ["01-3.0", "02-1.0", "03-2.0"]),
         ("{epoch}", {"save_best_only": True}, ["1", "2"]),
@@ -31,28 +31,28 @@ def saved(folder: Path, values: list[float], path: str, **settings: Any) -> list
         ("{epoch}", {"save_best_only": True, "initial_value_threshold": 1.5}, ["2"]),
         ("{epoch}-{batch}", {"save_freq": 2}, ["1-2", "2-1", "2-3", "3-2"]),
         ("best", {"save_best_only": True}, ["best"]),
-    ],
-)
-def test_when_and_where(path: str, settings: dict[str, Any], expected: list[str], tmp_path: Path) -> None:
-    assert saved(tmp_path, [3.0, 1.0, 2.0], path, **settings) == expected
+    ]
+    for number, (path, settings, expected) in enumerate(cases):
+        assert saved(tmp_path / str(number), [3.0, 1.0, 2.0], path, **settings) == expected
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
-def test_what_is_saved(weights_only: bool, tmp_path: Path) -> None:
-    model = compiled(small_net(), optimizer="adam")
-    callbacks = [rd.ModelCheckpoint(tmp_path / name, save_weights_only=weights_only) for name in ("a", "a.safetensors")]
-    model.fit(regression(6, 2), callbacks=callbacks, verbose=False)
-    files = sorted(file.name for file in (tmp_path / "a").iterdir())
-    assert files == ["manifest.json", "model.safetensors", *([] if weights_only else ["optimizer.safetensors"])]
-    net = small_net()
-    rd.Model.load(tmp_path / "a.safetensors", module=net)
-    assert all(map(torch.equal, net.parameters(), model.parameters()))
-    optimizer = torch.optim.Adam(net.parameters())
-    if weights_only:
-        with pytest.raises(rd.InvalidArgumentError, match="it holds none"):
-            rd.Model.load(tmp_path / "a.safetensors", module=net, optimizer=optimizer)
-    else:
-        rd.Model.load(tmp_path / "a.safetensors", module=net, optimizer=optimizer)
+def test_what_is_saved(tmp_path: Path) -> None:
+    for weights_only in (False, True):
+        folder = tmp_path / str(weights_only)
+        model = compiled(small_net(), optimizer="adam")
+        callbacks = [
+            rd.ModelCheckpoint(folder / name, save_weights_only=weights_only) for name in ("a", "a.safetensors")
+        ]
+        model.fit(regression(6, 2), callbacks=callbacks, verbose=False)
+        files = sorted(file.name for file in (folder / "a").iterdir())
+        assert files == ["manifest.json", "model.safetensors", *([] if weights_only else ["optimizer.safetensors"])]
+        net = small_net()
+        rd.Model.load(folder / "a.safetensors", module=net)
+        assert all(map(torch.equal, net.parameters(), model.parameters()))
+        optimizer = torch.optim.Adam(net.parameters())
+        told = pytest.raises(rd.InvalidArgumentError, match="it holds none")
+        with told if weights_only else contextlib.nullcontext():
+            rd.Model.load(folder / "a.safetensors", module=net, optimizer=optimizer)
 
 
 def test_it_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,33 +61,17 @@ def test_it_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "Epoch 1: score improved from None to 1.00000\nEpoch 1: saving model to /best\n"
         "Epoch 2: score did not improve from 1.00000\n"
     )
-
-
-def test_a_path_names_what_is_logged(tmp_path: Path) -> None:
     with pytest.raises(rd.InvalidArgumentError, match=r"filepath may name epoch and what is logged, \['loss', 'score"):
         saved(tmp_path, [1.0], "{val_loss}")
-
-
-@pytest.mark.parametrize("save_freq", [0, "batch", 1.5])
-def test_bad_settings(save_freq: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match='save_freq must be "epoch" or a number of batches >= 1, got'):
-        rd.ModelCheckpoint("a", save_freq=save_freq)
-
-
-class Interrupted(Exception):
-    """The end of a program."""
-
-
-class Interrupt(rd.Callback):
-    """Ends the program after a number of batches."""
-
-    def __init__(self, batches: int) -> None:
-        self._left = batches
-
-    def on_train_batch_end(self, batch: int, logs: Any) -> None:
-        self._left -= 1
-        if not self._left:
-            raise Interrupted
+    wrong: list[Any] = [0, "batch", 1.5]
+    told = 'save_freq must be "epoch" or a number of batches >= 1, got'
+    check_refused(lambda save_freq: rd.ModelCheckpoint("a", save_freq=save_freq), [(each, told) for each in wrong])
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"backup_dir": ""}, "backup_dir must be a directory"),
+        ({"backup_dir": "a", "save_freq": 0}, 'save_freq must be "epoch", a number'),
+        ({"backup_dir": "a", "save_freq": True}, 'save_freq must be "epoch", a number'),
+    ]
+    check_refused(lambda settings: rd.BackupAndRestore(**settings), cases)
 
 
 def train(*callbacks: rd.Callback) -> list[float]:
@@ -95,24 +79,31 @@ def train(*callbacks: rd.Callback) -> list[float]:
     return model.fit(regression(12, 4), epochs=3, callbacks=callbacks, verbose=False).history["loss"]
 
 
-@pytest.mark.parametrize(
-    ("save_freq", "first"), [("epoch", ["epoch_begin 1", "batch_begin 0"]), (2, ["epoch_begin 1", "batch_begin 1"])]
-)
-def test_the_next_batch_is_the_one_after_the_last_saved(save_freq: Any, first: list[str], tmp_path: Path) -> None:
+def test_the_next_batch_is_the_one_after_the_last_saved(tmp_path: Path) -> None:
+    cases: list[tuple[Any, list[str]]] = [
+        ("epoch", ["epoch_begin 1", "batch_begin 0"]),
+        (2, ["epoch_begin 1", "batch_begin 1"]),
+    ]
     folder = tmp_path / "backup"
-    with pytest.raises(Interrupted):
-        train(rd.BackupAndRestore(folder, save_freq), Interrupt(5))
-    assert folder.exists()
-    seen = Recorder()
-    assert train(rd.BackupAndRestore(folder, save_freq), seen) == train()
-    assert seen.calls[1:3] == first
-    assert not folder.exists()
+    for save_freq, first in cases:
+        with pytest.raises(KeyboardInterrupt):
+            train(rd.BackupAndRestore(folder, save_freq), At("on_train_batch_end", 5, interrupt))
+        assert folder.exists()
+        seen = Recorder()
+        assert train(rd.BackupAndRestore(folder, save_freq), seen) == train()
+        assert seen.calls[1:3] == first
+        assert not folder.exists()
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            rd.BackupAndRestore(tmp_path, save_freq=False), At("on_train_batch_end", 5, interrupt)
+        )  # only the end of the process saves
+    assert not list(tmp_path.glob("ckpt-*"))
 
 
 def test_two_are_kept_and_the_one_before_is_taken_where_the_last_is_damaged(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"save_freq": 1, "double_checkpoint": True, "delete_checkpoint": False}
-    with pytest.raises(Interrupted):
-        train(rd.BackupAndRestore(tmp_path, **settings), Interrupt(5))
+    with pytest.raises(KeyboardInterrupt):
+        train(rd.BackupAndRestore(tmp_path, **settings), At("on_train_batch_end", 5, interrupt))
     kept = sorted(path.name for path in tmp_path.glob("ckpt-*"))
     assert kept == ["ckpt-3", "ckpt-4"]
     damaged = next((tmp_path / "ckpt-4").glob("model*.safetensors"))
@@ -122,41 +113,14 @@ def test_two_are_kept_and_the_one_before_is_taken_where_the_last_is_damaged(tmp_
     assert sorted(path.name for path in tmp_path.glob("ckpt-*")) == ["ckpt-8", "ckpt-9"]
 
 
-def test_without_a_frequency_only_the_end_of_the_process_saves(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        train(rd.BackupAndRestore(tmp_path, save_freq=False), Interrupt(5))
-    assert not list(tmp_path.glob("ckpt-*"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"backup_dir": ""}, "backup_dir must be a directory"),
-        ({"backup_dir": "a", "save_freq": 0}, 'save_freq must be "epoch", a number'),
-        ({"backup_dir": "a", "save_freq": True}, 'save_freq must be "epoch", a number'),
-    ],
-)
-def test_bad_settings_of_backups(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        rd.BackupAndRestore(**settings)
-
-
 def test_it_removes_what_it_saved_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / ".kept").write_text("")
     train(rd.ModelCheckpoint(tmp_path / "best-{epoch}"), rd.BackupAndRestore(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".kept", "best-1", "best-2", "best-3"]
-    train(rd.BackupAndRestore(tmp_path / "only"), Hide(tmp_path / "only" / ".hidden"))
+    hidden = tmp_path / "only" / ".hidden"
+    hide = rd.LambdaCallback(on_epoch_end=lambda epoch, logs: hidden.write_text(""))
+    train(rd.BackupAndRestore(tmp_path / "only"), hide)
     assert [path.name for path in (tmp_path / "only").iterdir()] == [".hidden"]
-
-
-class Hide(rd.Callback):
-    """Puts a hidden file somewhere."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def on_epoch_end(self, epoch: int, logs: Any) -> None:
-        self._path.write_text("")
 
 
 class Count(rd.Callback):
@@ -179,8 +143,8 @@ class Count(rd.Callback):
 
 def test_a_callback_may_begin_with_the_training(tmp_path: Path) -> None:
     count = Count()
-    with pytest.raises(Interrupted):
-        train(rd.BackupAndRestore(tmp_path), count, Interrupt(5))
+    with pytest.raises(KeyboardInterrupt):
+        train(rd.BackupAndRestore(tmp_path), count, At("on_train_batch_end", 5, interrupt))
     again = Count()
     train(rd.BackupAndRestore(tmp_path), again)
     assert (count.epochs, again.epochs) == (1, 3)

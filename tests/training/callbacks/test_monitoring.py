@@ -14,24 +14,21 @@ from torchmetrics.classification import MulticlassAccuracy
 import raydist as rd
 from raydist.training.callbacks.learning_rates import change_rates
 from raydist.training.callbacks.monitor import Monitor
-from tests.training.callbacks.scripted import history_of
-from tests.training.toys import Recorder, column, compiled, line, regression, small_net, weights_of
+from tests.refused import check_refused
+from tests.training.toys import Logged, Recorder, column, compiled, history_of, line, regression, small_net, weights_of
 
 
 def optimizer(*rates: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in rates], lr=1.0)
 
 
-def test_a_rate_in_a_tensor_stays_one() -> None:
+def test_a_rate_is_a_number_and_one_in_a_tensor_stays_there() -> None:
     one = optimizer(torch.tensor(0.5))
     change_rates(one, lambda rate: torch.tensor(2 * rate))
     assert torch.equal(one.param_groups[0]["lr"], torch.tensor(1.0))
-
-
-@pytest.mark.parametrize("rate", [None, "0.1", True])
-def test_a_rate_must_be_a_number(rate: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="A learning rate must be a number, got"):
-        change_rates(optimizer(0.5), lambda _: rate)
+    rates: list[Any] = [None, "0.1", True]
+    told = "A learning rate must be a number, got"
+    check_refused(lambda rate: change_rates(optimizer(0.5), lambda _: rate), [(rate, told) for rate in rates])
 
 
 def test_the_schedule_sets_the_rate_of_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,15 +37,8 @@ def test_the_schedule_sets_the_rate_of_each_epoch(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines()[1] == "Epoch 2: LearningRateScheduler setting learning rate to 0.25."
 
 
-def test_the_schedule_must_be_a_function() -> None:
-    schedule: Any = 0.1
-    with pytest.raises(rd.InvalidArgumentError, match="schedule must be a function of epoch and rate, got 0.1"):
-        rd.LearningRateScheduler(schedule)
-
-
-@pytest.mark.parametrize(
-    ("values", "settings", "expected"),
-    [
+def test_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    cases: list[tuple[list[float], dict[str, Any], list[float]]] = [
         ([3.0, 2.0, 2.0, 2.0, 1.0], {"patience": 1}, [1, 1, 1, 0.5, 0.25]),
         ([3.0, 2.0, 2.0, 2.0, 1.0], {"patience": 2}, [1, 1, 1, 1, 0.5]),
         ([3.0, 3.0, 3.0, 3.0, 3.0], {"patience": 1, "cooldown": 1}, [1, 1, 0.5, 0.25, 0.125]),
@@ -56,46 +46,34 @@ def test_the_schedule_must_be_a_function() -> None:
         ([3.0, 3.0, 3.0, 3.0, 3.0], {"patience": 1, "min_lr": 0.4}, [1, 1, 0.5, 0.4, 0.4]),
         ([1.0, 2.0, 3.0, 3.0, 3.0], {"patience": 1, "mode": "max"}, [1, 1, 1, 1, 0.5]),
         ([3.0, 2.9, 2.8, 2.7, 2.6], {"patience": 1, "min_delta": 0.15}, [1, 1, 0.5, 0.5, 0.25]),
-    ],
-)
-def test_rates(values: list[float], settings: dict[str, Any], expected: list[float]) -> None:
-    reduce = rd.ReduceLROnPlateau("score", factor=0.5, **settings)
-    assert history_of(values, reduce)["learning_rate"] == expected
-
-
-def test_it_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    ]
+    for values, settings, expected in cases:
+        reduce = rd.ReduceLROnPlateau("score", factor=0.5, **settings)
+        assert history_of(values, reduce)["learning_rate"] == expected, settings
+    assert capsys.readouterr().out == ""
     history_of([1.0, 2.0], rd.ReduceLROnPlateau("score", patience=1, verbose=1))
     assert capsys.readouterr().out == "Epoch 2: ReduceLROnPlateau reducing learning rate to 0.1.\n"
-
-
-def test_a_missing_value_is_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"ReduceLROnPlateau monitors 'val_loss', which is not among the logs \['lea"):
         history_of([1.0], rd.ReduceLROnPlateau())
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (rd.ReduceLROnPlateau, {"factor": 1.0}, "factor must be"),
-        (rd.ReduceLROnPlateau, {"cooldown": -1}, "must be >= 0"),
-        (rd.ReduceLROnPlateau, {"mode": "up"}, "mode must be"),
-        (rd.EarlyStopping, {"patience": -1}, "must be >= 0"),
-        (rd.EarlyStopping, {"min_delta": -1}, ">= 0"),
-    ],
-)
-def test_bad_settings(kind: Any, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=message):
-        kind(**settings)
+def test_bad_settings() -> None:
+    cases: list[tuple[Any, str]] = [
+        ((rd.ReduceLROnPlateau, {"factor": 1.0}), "factor must be"),
+        ((rd.ReduceLROnPlateau, {"cooldown": -1}), "must be >= 0"),
+        ((rd.ReduceLROnPlateau, {"mode": "up"}), "mode must be"),
+        ((rd.EarlyStopping, {"patience": -1}), "must be >= 0"),
+        ((rd.EarlyStopping, {"min_delta": -1}), ">= 0"),
+        ((rd.LearningRateScheduler, {"schedule": 0.1}), "schedule must be a function of epoch and rate, got 0.1"),
+    ]
+    check_refused(lambda case: case[0](**case[1]), cases)
 
 
-class Script(rd.Callback):
-    """Puts the next value of a list into the logs, and the epoch into a weight of the module."""
-
-    def __init__(self, values: list[float]) -> None:
-        self._values = values
+class Script(Logged):
+    """Puts the epoch into a weight of the module, too."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        logs["score"] = self._values[epoch]
+        super().on_epoch_end(epoch, logs)
         with torch.no_grad():
             next(self.model.parameters()).fill_(float(epoch))
 
@@ -109,18 +87,30 @@ def epochs_run(values: list[float], **settings: Any) -> tuple[int, float]:
     return len(history.epoch), weights_of(net)[0][0, 0].item()
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, 3),
-        ({"patience": 2}, 4),
-        ({"mode": "max"}, 2),
-        ({"min_delta": 1.5}, 2),
-        ({"patience": 9}, 5),
-    ],
-)
-def test_stops_after_patience_epochs_without_improvement(settings: dict[str, Any], expected: int) -> None:
-    assert epochs_run([5.0, 4.0, 4.5, 4.0, 6.0], **settings)[0] == expected
+def test_stops_after_patience_epochs_without_improvement(capsys: pytest.CaptureFixture[str]) -> None:
+    usual, nan = [5.0, 4.0, 4.5, 4.0, 6.0], [float("nan"), float("nan"), 1.0]
+    cases: list[tuple[list[float], dict[str, Any], int]] = [
+        (usual, {}, 3),
+        (usual, {"patience": 2}, 4),
+        (usual, {"mode": "max"}, 2),
+        (usual, {"min_delta": 1.5}, 2),
+        (usual, {"patience": 9}, 5),
+        (nan, {"patience": 2}, 2),
+        (nan, {"patience": 0}, 2),  # not after the first, as Keras
+        ([5.0, 4.0, 3.0, 2.0], {"baseline": 1.0, "patience": 2}, 4),  # better and better, never good
+        ([5.0, 5.0, 3.0, 2.0], {"baseline": 1.0, "patience": 2}, 2),
+        ([5.0, 0.5, 0.6, 0.7], {"baseline": 1.0, "patience": 2}, 4),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], {"start_from_epoch": 2}, 4),
+    ]
+    for values, settings, expected in cases:
+        assert epochs_run(values, **settings)[0] == expected, (values, settings)
+    values = [5.0, 4.0, 4.5, 4.6, 6.0]
+    assert epochs_run(values, patience=2) == (4, 3.0)
+    assert capsys.readouterr().out == ""
+    assert epochs_run(values, patience=2, restore_best_weights=True, verbose=1) == (4, 1.0)
+    assert capsys.readouterr().out == (
+        "Epoch 4: early stopping\nRestoring module state from the end of the best epoch: 2.\n"
+    )
 
 
 def test_weights_that_state_dict_lacks_cannot_be_restored() -> None:
@@ -131,37 +121,6 @@ def test_weights_that_state_dict_lacks_cannot_be_restored() -> None:
         told = pytest.raises(rd.InvalidArgumentError, match="the module has 'words'. Leave it out")
         with told if restores else contextlib.nullcontext():
             stopping.on_train_begin({})
-
-
-def test_restores_the_best_weights() -> None:
-    values = [5.0, 4.0, 4.5, 4.6, 6.0]
-    assert epochs_run(values, patience=2, restore_best_weights=True) == (4, 1.0)
-    assert epochs_run(values, patience=2) == (4, 3.0)
-
-
-def test_nan_is_never_an_improvement() -> None:
-    assert epochs_run([float("nan"), float("nan"), 1.0], patience=2)[0] == 2
-    assert epochs_run([float("nan"), float("nan"), 1.0], patience=0)[0] == 2  # not after the first, as Keras
-
-
-@pytest.mark.parametrize(
-    ("values", "settings", "expected"),
-    [
-        ([5.0, 4.0, 3.0, 2.0], {"baseline": 1.0, "patience": 2}, 4),  # better and better, never good
-        ([5.0, 5.0, 3.0, 2.0], {"baseline": 1.0, "patience": 2}, 2),
-        ([5.0, 0.5, 0.6, 0.7], {"baseline": 1.0, "patience": 2}, 4),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], {"start_from_epoch": 2}, 4),
-    ],
-)
-def test_baseline_and_first_epoch(values: list[float], settings: dict[str, Any], expected: int) -> None:
-    assert epochs_run(values, **settings)[0] == expected
-
-
-def test_it_says_what_it_does_of_early_stopping(capsys: pytest.CaptureFixture[str]) -> None:
-    epochs_run([1.0, 2.0, 3.0], verbose=1, restore_best_weights=True)
-    assert capsys.readouterr().out == (
-        "Epoch 2: early stopping\nRestoring module state from the end of the best epoch: 1.\n"
-    )
 
 
 def test_its_state_goes_on_of_early_stopping() -> None:
@@ -186,14 +145,11 @@ def data() -> rd.Dataset:
     return rd.Dataset.from_tensor_slices((column([1.0, np.inf, 1.0]), column([0.0, 0.0, 0.0]))).batch(1)
 
 
-def test_it_ends_in_order_after_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_that_is_not_finite_ends_training_in_order_or_raises(capsys: pytest.CaptureFixture[str]) -> None:
     seen = Recorder()
     compiled(line(1.0)).fit(data(), epochs=2, callbacks=[rd.TerminateOnNaN(), seen], verbose=False)
     assert seen.calls[-3:] == ["batch_end 1", "epoch_end 0", "train_end"]
     assert capsys.readouterr().out == "Batch 1: Invalid loss, terminating training\n"
-
-
-def test_or_it_raises() -> None:
     with pytest.raises(rd.FailedPreconditionError, match="The loss must be a finite number, got inf after batch 1"):
         compiled(line(1.0)).fit(data(), callbacks=[rd.TerminateOnNaN(raise_error=True)], verbose=False)
 
@@ -205,30 +161,24 @@ class Undecided(MeanSquaredError):
 METRICS: dict[str, Any] = {"accuracy": MulticlassAccuracy(3), "error": MeanSquaredError(), "odd": Undecided()}
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("loss", "min"),
-        ("val_loss", "min"),
-        ("val_accuracy", "max"),
-        ("accuracy", "max"),
-        ("error", "min"),
-        ("x", "min"),
-    ],
-)
-def test_auto_asks_the_metric(name: str, expected: str) -> None:
-    assert Monitor(name).direction(lambda: METRICS) == expected
-
-
-def test_a_metric_that_does_not_say_must_be_decided() -> None:
+def test_auto_asks_the_metric() -> None:
+    directions = {
+        "loss": "min",
+        "val_loss": "min",
+        "val_accuracy": "max",
+        "accuracy": "max",
+        "error": "min",
+        "x": "min",
+    }
+    for name, expected in directions.items():
+        assert Monitor(name).direction(lambda: METRICS) == expected, name
     with pytest.raises(rd.InvalidArgumentError, match=r"which direction of 'val_odd' is better.*Give mode="):
         Monitor("val_odd", owner="EarlyStopping").improves(1.0, lambda: METRICS, 2.0)
     assert Monitor("val_odd", "max").direction(lambda: METRICS) == "max"
 
 
-@pytest.mark.parametrize(
-    ("mode", "delta", "value", "expected"),
-    [
+def test_better_is_better_by_more_than_min_delta() -> None:
+    cases: list[tuple[Any, float, float, bool]] = [
         ("min", 0.0, 0.9, True),
         ("min", 0.0, 1.0, False),
         ("min", 0.2, 0.9, False),
@@ -236,13 +186,12 @@ def test_a_metric_that_does_not_say_must_be_decided() -> None:
         ("max", 0.2, 1.1, False),
         ("max", 0.0, float("nan"), False),
         ("min", 0.0, float("nan"), False),
-    ],
-)
-def test_better_is_better_by_more_than_min_delta(mode: Any, delta: float, value: float, expected: bool) -> None:
-    monitor = Monitor("loss", mode, delta)
-    assert monitor.improves(value, dict) is (value == value)  # the first number is better than none
-    monitor.best = 1.0
-    assert monitor.improves(value, dict) is expected
+    ]
+    for mode, delta, value, expected in cases:
+        monitor = Monitor("loss", mode, delta)
+        assert monitor.improves(value, dict) is (value == value)  # the first number is better than none
+        monitor.best = 1.0
+        assert monitor.improves(value, dict) is expected, (mode, delta, value)
 
 
 def test_a_value_must_be_one_number() -> None:
