@@ -20,13 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from raydist.checkpoints import entries, manifest
-from raydist.checkpoints.entries import (
-    MAX_NESTING,
-    dtype_name,
-    pack_state,
-    stored_dtype,
-    unpack_state,
-)
+from raydist.checkpoints.entries import MAX_NESTING, dtype_name, pack_state, stored_dtype, unpack_state
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.core.errors import DataLossError, InvalidArgumentError

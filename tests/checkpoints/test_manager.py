@@ -296,7 +296,7 @@ def fail() -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_writes_run_one_after_another_in_a_thread() -> None:
+def test_writes_run_one_after_another() -> None:
     writer, may_end, order = BackgroundWriter(), threading.Event(), list[str]()
 
     def slow() -> None:
@@ -308,10 +308,14 @@ def test_writes_run_one_after_another_in_a_thread() -> None:
     with pytest.raises(DeadlineExceededError, match="'a' must be written within 0.01 s"):
         first.wait(0.01)
     threading.Timer(0.05, may_end.set).start()
-    second = writer.submit("b", lambda: order.append("quick"))
-    second.wait()
+    writer.submit("b", lambda: order.append("quick")).wait()
     assert order == ["slow", "quick"]
     first.wait()
+    may_end.clear()
+    writer.submit("a", slow)
+    threading.Timer(0.05, may_end.set).start()
+    writer.run("b", lambda: order.append("here"))
+    assert order == ["slow", "quick", "slow", "here"]
     writer.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -299,3 +301,71 @@ def test_a_manager_in_another_thread_leaves_the_signal_alone(tmp_path: Path, cap
         assert called == [signal.SIGTERM] * 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def drawn(iterator: Any, *, optional: bool) -> Iterator[torch.Tensor]:
+    """Yield all batches, drawn by `next` or by `get_next_as_optional`."""
+    if not optional:
+        yield from iterator
+    while (found := iterator.get_next_as_optional()).has_value():
+        yield found.get_value()
+
+
+def run_loop(directory: Path, *, at: int | None, every: int | None = None, optional: bool = False) -> list[list[int]]:
+    """Run one epoch with SIGTERM in step `at`, and return the batches that steps have seen."""
+    strategy, seen = OneDeviceStrategy("cpu"), list[list[int]]()
+    data = strategy.distribute_dataset(rd.Dataset.range(ROWS).shuffle(ROWS, seed=3).batch(4))
+    progress = rd.State(step=0)
+
+    def loop(iterator: Any) -> None:
+        for batch in drawn(iterator, optional=optional):
+            seen.append(batch.tolist())
+            progress.step += 1
+            if progress.step == at:
+                terminate()
+            if every is not None:
+                manager.save()
+
+    checkpoint = rd.Checkpoint(data=data, progress=progress)
+    with rd.CheckpointManager(checkpoint, directory, None, checkpoint_interval=every) as manager:
+        manager.restore_or_initialize()
+        with contextlib.nullcontext() if at is None else pytest.raises(rd.Preempted, match="SIGTERM"):
+            strategy.run(loop, args=(iter(data),))
+    return seen
+
+
+def test_a_preempted_run_stops_at_the_next_draw(tmp_path: Path) -> None:
+    whole = run_loop(tmp_path / "whole", at=None)
+    cases = [(1, None, False), (1, 2, True), (4, 2, False), (6, None, True), (6, 2, False)]
+    for number, (at, every, optional) in enumerate(cases):
+        folder = tmp_path / f"run-{number}"
+        assert run_loop(folder, at=at, every=every, optional=optional) == whole[:at], cases[number]
+        rest = run_loop(folder, at=None, optional=optional)
+        assert at == len(whole) or rest == whole[at:], cases[number]
+
+
+def test_a_save_after_a_draw_has_the_state_of_its_call(tmp_path: Path) -> None:
+    run_loop(tmp_path, at=None, every=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-2", "ckpt-4", "ckpt-6"]
+    progress = rd.State(step=0)
+    rd.Checkpoint(progress=progress).restore(tmp_path / "ckpt-4", only="progress")
+    assert progress.step == 4
+
+
+def test_a_fit_in_several_steps_a_call_is_not_divided(tmp_path: Path) -> None:
+    strategy = OneDeviceStrategy("cpu")
+    with strategy.scope():
+        torch.manual_seed(0)
+        model = rd.Model(torch.nn.Linear(1, 1))
+    model.compile("sgd", "mse", steps_per_execution=4)
+    calls: list[int] = []
+
+    def end(batch: int, logs: object) -> None:
+        calls.append(batch)
+        if len(calls) == 1:
+            terminate()
+
+    rows = torch.arange(32.0)[:, None]
+    with pytest.raises(rd.Preempted):
+        model.fit(rows, rows, batch_size=4, checkpoint=tmp_path, callbacks=[rd.LambdaCallback(on_train_batch_end=end)])
+    assert calls == [3]

@@ -27,14 +27,7 @@ from raydist.checkpoints.ps_restore import (
 )
 from raydist.checkpoints.ps_save import SaveCommands
 from raydist.checkpoints.read_tensors import read_pieces
-from raydist.checkpoints.shards import (
-    DispatchedSave,
-    SaveReports,
-    Shard,
-    ShardRequest,
-    ShardWriter,
-    plan_files,
-)
+from raydist.checkpoints.shards import DispatchedSave, SaveReports, Shard, ShardRequest, ShardWriter, plan_files
 from raydist.checkpoints.tensor_file import NewFiles, new_files
 from raydist.core.errors import CancelledError, DeadlineExceededError
 from raydist.parameter_servers.row_table import RowTable

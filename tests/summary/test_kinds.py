@@ -238,10 +238,7 @@ def test_a_wav_holds_the_samples() -> None:
 
 def test_sounds_that_are_none() -> None:
     cases: list[tuple[Any, str]] = [
-        (
-            (np.zeros((4, 2)), 8000),
-            r"must have the shape \(sounds, frames, channels\), got float64 of shape \(4, 2\)",
-        ),
+        ((np.zeros((4, 2)), 8000), r"must have the shape \(sounds, frames, channels\), got float64 of shape \(4, 2\)"),
         ((np.zeros((1, 4, 0)), 8000), "must have the shape"),
         ((np.full((1, 4, 1), 1.5), 8000), r"must be in \[-1, 1\], got 1.5 to 1.5"),
         ((np.full((1, 4, 1), np.nan), 8000), "got nan to nan"),
@@ -288,10 +285,7 @@ def test_no_name_leads_out_of_the_directory(tmp_path: Path) -> None:
 def test_what_does_not_fit_together() -> None:
     wide, few = np.zeros((3, 1, 8000, 1), np.uint8), np.zeros((2, 1, 2, 2), np.uint8)
     cases: list[tuple[Any, str]] = [
-        (
-            (np.zeros(3), None, None),
-            r"must be numbers of shape \(points, dimensions\), got float64 of shape \(3,\)",
-        ),
+        ((np.zeros(3), None, None), r"must be numbers of shape \(points, dimensions\), got float64 of shape \(3,\)"),
         ((np.zeros((0, 2)), None, None), "must be numbers of shape"),
         ((POINTS, ["a"], None), "must have a label for each of the 3 points, got 1"),
         ((POINTS, {"a": [1, 2, 3], "b": [1]}, None), "got 3, 1"),

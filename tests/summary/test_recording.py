@@ -19,12 +19,7 @@ from raydist.summary.event_file import EventFile, event_of, first_events, open_e
 from raydist.summary.histograms import counted
 from raydist.summary.media import Text
 from raydist.summary.record import Record, SummaryData, as_array, merge, step_number
-from raydist.summary.recording import (
-    StepRecorder,
-    SummaryOrder,
-    destination,
-    step_sink,
-)
+from raydist.summary.recording import StepRecorder, SummaryOrder, destination, step_sink
 from raydist.summary.runs import GraphData, Hyperparameters
 from raydist.summary.scalars import ScalarValue
 from raydist.summary.writer import pending_summaries

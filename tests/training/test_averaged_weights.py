@@ -13,8 +13,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 import raydist as rd
 from tests.training.toys import batches_of, regression, regression_arrays, small_net
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
-
 ROWS, BATCH = 22, 4
 KINDS: dict[str, Callable[[], Any]] = {"ema": lambda: get_ema_multi_avg_fn(0.9), "swa": lambda: None}
 
@@ -40,33 +38,30 @@ def assert_same(mine: nn.Module, theirs: nn.Module) -> None:
         torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-15, msg=name)
 
 
-@pytest.fixture(params=["one", "two"])
-def strategy(request: pytest.FixtureRequest) -> Any:
-    return rd.OneDeviceStrategy("cpu") if request.param == "one" else request.getfixturevalue("two")
+@pytest.mark.ray
+def test_a_loop_averages_in_the_step_or_on_the_driver(two: rd.MirroredStrategy) -> None:
+    for kind, in_step in (("ema", True), ("swa", False)):
+        with two.scope():
+            net = small_net()
+            average, optimizer = averaged(net, kind), torch.optim.SGD(net.parameters(), lr=0.1)
 
+        def step(
+            batch: Any, net: Any = net, optimizer: Any = optimizer, average: Any = average, in_step: bool = in_step
+        ) -> None:
+            x, y = batch
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+            if in_step:
+                average.update_parameters(net)
 
-@pytest.mark.parametrize("in_step", [True, False])
-def test_a_loop_averages_in_the_step_or_on_the_driver(strategy: rd.Strategy, in_step: bool) -> None:
-    kind = "ema" if in_step else "swa"
-    with strategy.scope():
-        net = small_net()
-        average, optimizer = averaged(net, kind), torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def step(batch: Any) -> None:
-        x, y = batch
-        optimizer.zero_grad()
-        nn.functional.mse_loss(net(x), y).backward()
-        optimizer.step()
-        if in_step:
-            average.update_parameters(net)
-
-    for batch in strategy.distribute_dataset(regression(ROWS, BATCH)):
-        strategy.run(step, args=(batch,))
-        if not in_step:
-            average.update_parameters(net)
-    expected, expected_average = bare(kind, 1)
-    assert_same(net, expected)
-    assert_same(average, expected_average)
+        for batch in two.distribute_dataset(regression(ROWS, BATCH)):
+            two.run(step, args=(batch,))
+            if not in_step:
+                average.update_parameters(net)
+        expected, expected_average = bare(kind, 1)
+        assert_same(net, expected)
+        assert_same(average, expected_average)
 
 
 class Normed(nn.Module):
@@ -79,8 +74,9 @@ class Normed(nn.Module):
         return y
 
 
-def test_update_bn_on_the_driver(strategy: rd.Strategy) -> None:
-    with strategy.scope():
+@pytest.mark.ray
+def test_update_bn_on_the_driver(two: rd.MirroredStrategy) -> None:
+    with two.scope():
         average = AveragedModel(Normed())
     x = torch.from_numpy(regression_arrays(ROWS)[0])
     update_bn(x.split(BATCH), average)
@@ -91,6 +87,6 @@ def test_update_bn_on_the_driver(strategy: rd.Strategy) -> None:
     expected.eval()
     found = [average(part) for part in x.split(BATCH)]
     torch.testing.assert_close(torch.cat(found).detach(), expected(x).detach())
-    with strategy.scope():
+    with two.scope():
         predicted = rd.Model(average).predict(x, batch_size=5, verbose=False)
     torch.testing.assert_close(torch.as_tensor(predicted), expected(x).detach())

@@ -110,8 +110,10 @@ def test_sample_weights_give_the_weighted_mean() -> None:
     weight = net.weight.item()
     assert weight == pytest.approx(0.1 * 2 * (1 + 3 + 2 * 4) / 4)
     arrays = (column([1, 1]), column([5, 5]), np.zeros(2))
-    history = model.fit(rd.Dataset.from_tensor_slices(arrays).batch(2), verbose=False)
-    assert (history.history["loss"], net.weight.item()) == ([0.0], weight), "all weights are zero"
+    for accumulate_steps in (1, 2):
+        model = compiled(net, loss=nn.MSELoss(reduction="none"), accumulate_steps=accumulate_steps)
+        history = model.fit(rd.Dataset.from_tensor_slices(arrays).batch(1), verbose=False)
+        assert (history.history["loss"], net.weight.item()) == ([0.0], weight), "all weights are zero"
 
 
 class Sum(nn.Module):

@@ -14,13 +14,7 @@ from torch.nn import functional as F
 
 import raydist as rd
 from raydist.training.global_means import GlobalMeans
-from raydist.training.losses import (
-    kind_of,
-    loss_by_name,
-    mean_loss,
-    require_mean_over_rows,
-    weighted_loss,
-)
+from raydist.training.losses import kind_of, loss_by_name, mean_loss, require_mean_over_rows, weighted_loss
 from raydist.training.metrics import Mean
 from tests.refused import check_refused
 

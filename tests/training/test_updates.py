@@ -187,10 +187,7 @@ def test_steps_and_scales_are_those_of_a_bare_loop(strategy: rd.Strategy) -> Non
     for case in ((None, 1, 1), (0.5, 2, 1), (0.5, 1, 2), (None, 2, 2)):
         clip_norm, accumulate_steps, steps_per_execution = case
         model = built(
-            strategy,
-            clip_norm=clip_norm,
-            accumulate_steps=accumulate_steps,
-            steps_per_execution=steps_per_execution,
+            strategy, clip_norm=clip_norm, accumulate_steps=accumulate_steps, steps_per_execution=steps_per_execution
         )
         model.fit(data(), epochs=3, verbose=False)
         expected, state = bare_scaled(clip_norm, accumulate_steps, 3)

@@ -48,10 +48,7 @@ def column(values: list[float]) -> np.ndarray[Any, Any]:
 def compiled(net: nn.Module, **settings: Any) -> rd.Model:
     """A model over `net` with SGD and a squared error; `settings` replace arguments of `compile`."""
     model = rd.Model(net)  # no scope is open: nothing need have been made in one
-    defaults: dict[str, Any] = {
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "loss": nn.MSELoss(),
-    }
+    defaults: dict[str, Any] = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loss": nn.MSELoss()}
     model.compile(**(defaults | settings))
     return model
 
