@@ -111,6 +111,7 @@ def test_a_reused_process_number_and_a_file_that_is_no_lease_are_free() -> None:
     me = this_process()
     assert judge_holder(replace(me, token="x"), me) == "held"
     assert judge_holder(replace(me, token="x", started="1"), me) == "free"
+    assert judge_holder(replace(me, token="x", pid=1 << 30), me) == "free", "there is no such process"
     assert judge_holder(replace(me, token="x", machine="another"), me) == "unknown"
     for content in (b"", b"{", b"[]", b'{"token": 1}', b"[" * 100_000):
         assert Holder.of_bytes(content) is None, content[:20]

@@ -209,6 +209,19 @@ def test_each_byte_is_read_once_and_none_by_the_driver(
     assert max(sides.values()) < sum(sides.values()) / 2
 
 
+def test_a_damaged_file_changes_nothing(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    content = bytearray((path / "optimizer.safetensors").read_bytes())
+    content[-3] ^= 8
+    (path / "optimizer.safetensors").write_bytes(content)
+    objects = made(2)
+    replicas = held(objects)
+    with pytest.raises(DataLossError, match=r"optimizer.safetensors.*tensor '.*' differs"):
+        restored(objects, replicas, path)
+    assert "commit" not in replicas.asked
+    assert objects["state"].a == 2
+
+
 def test_mismatches_are_reported_before_anything_is_read(
     saved: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

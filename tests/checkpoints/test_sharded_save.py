@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from safetensors.torch import load_file
 import raydist as rd
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.checkpoints.capture import Capture, CapturedObject, StagingBuffers
+from raydist.checkpoints.checkpoint import contents_of, nodes_of
 from raydist.checkpoints.manifest import SavedObject, open_checkpoint
+from raydist.checkpoints.object_state import OWNER
 from raydist.checkpoints.ps_reader import ServerReader
 from raydist.checkpoints.ps_restore import (
     RestoreCommand,
@@ -114,6 +117,13 @@ def test_memory_of_copies_is_reused_if_it_fits_and_is_not_being_written() -> Non
     staging.give_back({("model", "w"): written})
     assert staging.copy("model", "w", torch.zeros(3)).data_ptr() == written.data_ptr()
     assert staging.copy("model", "w", torch.zeros(3)).data_ptr() != written.data_ptr()
+
+
+def test_a_checkpoint_knows_the_nodes_of_its_replicas() -> None:
+    owner = SimpleNamespace(shard_saver=SimpleNamespace(nodes=lambda: {"there"}))
+    model = type("Owned", (torch.nn.Linear,), {OWNER: owner})(1, 1)
+    assert nodes_of(contents_of(rd.Checkpoint(model=model, state=rd.State()))) == {"there"}
+    assert nodes_of(contents_of(rd.Checkpoint(state=rd.State()))) == set()
 
 
 MIB = 1 << 20

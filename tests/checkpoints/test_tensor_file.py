@@ -92,6 +92,11 @@ def test_an_unwritable_directory(tmp_path: Path) -> None:
 def test_other_files_are_kept(directories: list[DirectoryFiles]) -> None:
     theirs = ["model.202611222305.safetensors", "model.safetensors", "notes.txt", "other.safetensors", "program.py"]
     checkpoint = rd.Checkpoint(model=torch.nn.Linear(1, 1))
+
+    def fail(point: str) -> None:
+        if point == "checkpoint.before_manifest":
+            raise OSError("the disk is full")
+
     for directory in directories:
         directory.make()
         for name in theirs:
@@ -99,7 +104,11 @@ def test_other_files_are_kept(directories: list[DirectoryFiles]) -> None:
         for each in (checkpoint, checkpoint, rd.Checkpoint(net=torch.nn.Linear(1, 1))):
             start_save(contents_of(each), directory, {}).write()
             assert len(directory.names()) == len(theirs) + 2
-        assert sorted({*directory.names()} & {*theirs}) == theirs
+        before = directory.names()
+        with installed(fail), pytest.raises(OSError, match="full"):
+            start_save(contents_of(checkpoint), directory, {}).write()
+        assert directory.names() == before, "what a failed save has written is gone"
+        assert sorted({*before} & {*theirs}) == theirs
 
 
 def test_an_error_after_the_rename_keeps_the_checkpoint(directories: list[DirectoryFiles]) -> None:

@@ -114,7 +114,7 @@ class Peft(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.base_model: Any = Causal().requires_grad_(False)
-        self.base_model.head = Lora(self.base_model.head)
+        self.base_model.add_module("head", Lora(self.base_model.head))
 
     def __getattr__(self, name: str) -> Any:
         try:
