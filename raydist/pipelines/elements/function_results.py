@@ -118,16 +118,25 @@ class ReusedResults:
 
 
 def _share_memory(first: Any, second: Any) -> bool:
-    """Return True if two results are one mutable object, or contain one in the same place.
+    """Return True if two results are one mutable object, or contain one, or views of one array, in the same place.
 
-    >>> array = np.zeros(3)
-    >>> _share_memory((array, 1), (array, 1)), _share_memory((1, "a"), (1, "a"))
-    (True, False)
+    >>> array = np.zeros((2, 3))
+    >>> _share_memory((array, 1), (array, 1)), _share_memory(array[0], array[0]), _share_memory((1, "a"), (1, "a"))
+    (True, True, False)
     """
     if first is second and isinstance(first, Mapping):
         return True
     pairs = zip(leaves_in(first), leaves_in(second), strict=False)
-    return any(mine is other and not isinstance(mine, _UNCHANGING) for mine, other in pairs)
+    return any(_is_one(mine, other) for mine, other in pairs)
+
+
+def _is_one(mine: Any, other: Any) -> bool:
+    if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
+        return np.may_share_memory(mine, other)
+    if mine is other:
+        return not isinstance(mine, _UNCHANGING)
+    address = getattr(mine, "data_ptr", None)  # of a torch tensor, without an import of torch
+    return address is not None and mine.numel() > 0 and type(mine) is type(other) and address() == other.data_ptr()
 
 
 _UNCHANGING = (bool, int, float, complex, bytes, str, np.generic, type(None))

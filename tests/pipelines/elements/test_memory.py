@@ -112,7 +112,9 @@ def roll(held: list[int], i: int) -> None:
 REUSED: dict[str, Callable[[], Callable[[int], Any]]] = {
     "array": lambda: returning(np.zeros(3), np.ndarray.fill),
     "large": lambda: returning(np.zeros(1 << 17), np.ndarray.fill, lambda held, i: (held, i)),
+    "view": lambda: returning(np.zeros((2, 1 << 17)), np.ndarray.fill, lambda held, i: held[0]),
     "tensor": lambda: returning(torch.zeros(2), torch.Tensor.fill_),
+    "view of a tensor": lambda: returning(torch.zeros(2, 1 << 17), torch.Tensor.fill_, lambda held, i: held[0]),
     "dictionary": lambda: returning({}, lambda held, i: held.update(x=i)),
     "calls": lambda: returning([0, 0], roll),
     "dataclass": lambda: returning(np.zeros(1), np.ndarray.fill, lambda held, i: Pair(i, held)),
