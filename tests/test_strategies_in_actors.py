@@ -79,6 +79,7 @@ def add_on_workers() -> float:
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_replicas_are_in_the_group_and_the_environment_of_their_actor(ray_cluster: None, tmp_path: Path) -> None:
     package = tmp_path / "package_of_the_trial"
     package.mkdir()

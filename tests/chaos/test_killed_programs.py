@@ -119,6 +119,7 @@ TIMES = how_many(some=1, many=5)  # that a failpoint is passed
 
 
 @pytest.mark.timeout(60 + 4 * LOOP_KILLS)
+@pytest.mark.long
 def test_loops_are_killed_at_random_moments(lives: Lives, tmp_path: Path) -> None:
     report = killed_at_random(trials(lives, LOOP, tmp_path, "one_device"), LOOP_KILLS)
     assert report.problems == []

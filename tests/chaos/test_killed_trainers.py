@@ -23,6 +23,7 @@ WORKERS = how_many(some=1, many=2)
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(60 + 15 * KILLS)]
 
 
+@pytest.mark.long
 def test_every_effect_is_there_once_and_every_result() -> None:
     rng = random.Random(0)
     kill_at = set(rng.sample(range(SCHEDULED), KILLS))

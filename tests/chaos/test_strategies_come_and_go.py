@@ -102,6 +102,7 @@ def after_collection() -> dict[str, Any]:
     return holdings()
 
 
+@pytest.mark.long
 def test_what_is_held_stays_the_same() -> None:
     come_and_go((close, iterate))  # for what libraries keep
     files, before = shared_files(), settled({})

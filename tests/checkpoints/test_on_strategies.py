@@ -122,7 +122,7 @@ def check_it_goes_on(strategy: rd.Strategy, saved: Saved, folder: Path, *, more:
 
 @pytest.mark.ray
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["one", "mirrored", "central", "served"])
+@pytest.mark.parametrize("kind", ["one", "mirrored", pytest.param("central", marks=pytest.mark.long), "served"])
 def test_a_checkpoint_resumes_under_any_strategy(
     kind: str,
     saved: Saved,

@@ -44,6 +44,7 @@ def seen_on_replicas(options: rd.CommunicationOptions) -> tuple[Seen, ...]:
 
 @pytest.mark.ray
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_replicas_do_as_they_are_asked(ray_cluster: None) -> None:
     ninth = torch.tensor(1 / 9)
     for options, expected in (

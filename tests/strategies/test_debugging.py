@@ -124,6 +124,7 @@ def notebook(what: str) -> tuple[str, dict[str, Any]]:
     return output, json.loads(found[1])
 
 
+@pytest.mark.long
 def test_cells_can_be_run_again_and_what_replicas_print_and_log_has_their_rank() -> None:
     output, told = notebook("first")
     assert [told[name][0] for name in ("first", "again")] == ["", ""]

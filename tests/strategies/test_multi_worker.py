@@ -38,6 +38,7 @@ KINDS: tuple[Callable[[rd.Strategy], None], ...] = (
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_contract_on_two_nodes(nodes: Nodes) -> None:
     for check in ACROSS_NODES:
         nodes.check(check, workers=2, devices=2)

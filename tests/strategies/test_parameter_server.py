@@ -282,6 +282,7 @@ def momentum_step() -> tuple[nn.Linear, torch.optim.Optimizer, Callable[[], None
     return layer, optimizer, step
 
 
+@pytest.mark.long
 def test_a_killed_server_is_an_error_soon_and_training_begins_again_from_what_was_saved(
     ray_cluster: None, caplog: pytest.LogCaptureFixture
 ) -> None:

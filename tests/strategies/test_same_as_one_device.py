@@ -100,7 +100,10 @@ def test_under_a_strategy(strategy: rd.Strategy) -> None:
     check_exchanges(strategy)
 
 
-@pytest.mark.parametrize(("backend", "world_size"), [("threads", 2), ("shm", 3), ("gloo", 2), ("hierarchical", 3)])
+@pytest.mark.parametrize(
+    ("backend", "world_size"),
+    [("threads", 2), ("shm", 3), ("gloo", 2), pytest.param("hierarchical", 3, marks=pytest.mark.long)],
+)
 def test_on_a_backend(backend: str, world_size: int) -> None:
     @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
     @given(exchange_programs(), st.sampled_from([1, 100, 300, 1 << 20]))

@@ -141,6 +141,7 @@ def check_stop(output: str, who: str) -> None:
     assert f"after {who.split()[0]}: {sum(range(1, NUM_ROWS + 1))} {NUM_ROWS}\n" in output
 
 
+@pytest.mark.long
 def test_replicas_that_stop_reading_make_nothing_spill_and_lose_nothing(tmp_path: Path) -> None:
     output = output_of(tmp_path)
     check_stop(output, "both stop")

@@ -64,6 +64,7 @@ def test_a_host_that_is_gone_is_an_error_within_the_limits(tpu_slices: None, how
 
 @pytest.mark.ray
 @pytest.mark.skipif(IS_REAL, reason="each of its programs would be compiled for XLA: not tried")
+@pytest.mark.long
 def test_contract(tpu: rd.TPUStrategy) -> None:
     for check in CHECKS:
         check(tpu)
