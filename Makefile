@@ -112,7 +112,7 @@ test-autoscaler: $(STAMP)  ## Of these, nodes that come and go, on Ray's fake au
 	RAYDIST_LONG=1 $(BIN)/python -m pytest tests/test_autoscaling.py $(PYTEST_ARGS)
 
 chaos: $(STAMP)  ## For long, what `make test` does a little of: kill workers, damage files, open and close strategies
-	RAYDIST_CHAOS=1 $(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
+	RAYDIST_CHAOS=1 RAYDIST_LONG=1 $(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
