@@ -14,18 +14,18 @@ from raydist.actors.supervision import RemoteFailure, kill_actors, translate_ray
 from raydist.cluster.nodes import connect
 
 BackgroundWork = Callable[[Callable[[], bool], Callable[[Any], None]], None]
-"""A function of two callables: one returns True once the work should stop, the other reports a value."""
+"""A function of two callables: the first returns True once the work should stop, the second reports a value."""
 
-_ANSWER_S = 60.0  # Ray starts a process and imports torch first
+_ANSWER_S = 60.0  # includes the start of a process and the import of torch
 
 
 @final
 class BackgroundHost:
-    """The side of a background actor that runs inside the actor process."""
+    """The class of the Ray actor, which runs the work in a thread."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
-        self._told: list[Any] = []
+        self._reported: list[Any] = []
         self._error: BaseException | None = None
         self._ended = threading.Event()
 
@@ -35,18 +35,18 @@ class BackgroundHost:
 
     def _work(self, work: bytes) -> None:
         try:
-            cloudpickle.loads(work)(self._stop.is_set, self._told.append)
+            cloudpickle.loads(work)(self._stop.is_set, self._reported.append)
         except BaseException as error:
             self._error = error
         finally:
             self._ended.set()
 
     def news(self, known: int) -> tuple[bool, Sequence[Any]]:
-        """Return (True once the work ended, the values reported after the first `known`). Raise the work's error."""
+        """Return True once the work has ended, and the values after the first `known`. Raise the work's error."""
         ended = self._ended.is_set()
         if self._error is not None:
             raise RemoteFailure(pack_error(self._error)) from None
-        return ended, self._told[known:]
+        return ended, self._reported[known:]
 
     def stop(self, limit_s: float) -> bool:
         """Ask the work to stop. Block for up to `limit_s`; return True if the work has ended by then."""
@@ -61,11 +61,11 @@ class BackgroundActor:
     Args:
         work: The function that the actor runs; pickled by value.
         name: Name of the actor, for Ray's dashboard and for messages.
-        resources: Ray resources of the actor: {"CPU": 1}.
+        resources: Ray resources of the actor, for example {"CPU": 1}.
     """
 
     def __init__(self, work: BackgroundWork, name: str, resources: dict[str, float]) -> None:
-        self._packed = cloudpickle.dumps(work)
+        self._pickled_work = cloudpickle.dumps(work)
         self._name = name
         self._resources = dict(resources)
         self._actor: Any = None
@@ -77,12 +77,12 @@ class BackgroundActor:
         # Two threads, so that a call of `news` does not wait for `stop`.
         options = {"num_cpus": cpus, "resources": self._resources, "max_concurrency": 2, "max_restarts": 0}
         self._actor = ray.remote(BackgroundHost).options(**options).remote()
-        self._ask("start", self._packed)
+        self._call("start", self._pickled_work)
 
     def news(self, known: int) -> tuple[bool, Sequence[Any]]:
         """Return the result of `BackgroundHost.news`. Block until the actor answers."""
-        ended, told = self._ask("news", known)
-        return bool(ended), told
+        ended, values = self._call("news", known)
+        return bool(ended), values
 
     def stop(self, limit_s: float) -> None:
         """Stop the work, wait for its end for up to `limit_s`, and kill the actor. May be called twice."""
@@ -92,11 +92,11 @@ class BackgroundActor:
         try:
             ray.get(actor.stop.remote(limit_s), timeout=limit_s + _ANSWER_S)
         except ray.exceptions.RayError:
-            return  # it is gone already
+            return  # the actor has died already
         finally:
             kill_actors([actor])
 
-    def _ask(self, method: str, *args: Any) -> Any:
+    def _call(self, method: str, *args: Any) -> Any:
         try:
             return ray.get(getattr(self._actor, method).remote(*args), timeout=_ANSWER_S)
         except Exception as error:

@@ -1,6 +1,6 @@
 """Restore values on parameter servers, from a worker: the worker tells each server which tensors to read.
 
-The other workers are idle meanwhile. The driver restores the objects that servers cannot restore: a module whose state
+Meanwhile the other workers are idle. The driver restores the objects that servers cannot restore: a module whose state
 has more than variables, and an optimizer with tensors among its options.
 """
 
@@ -46,7 +46,7 @@ class StoredTable:
     """An embedding table, and the location of its rows in a checkpoint."""
 
     handle: int  # handle of the table on the servers
-    saved: str  # object of the checkpoint with the rows of the module's tables
+    saved: str  # object of the checkpoint that has the rows of the module's tables
     path: str  # path of the table in the module
 
 
@@ -77,7 +77,7 @@ class StoredOptimizerState:
     options: Mapping[str, Any]  # options of the saved parameter group
 
     def tensors(self) -> dict[str, bool]:
-        """Return the names of the state's tensors; True for a tensor that may have the slice's own rows."""
+        """Return the names of tensors (True: may have a row for each row of the variable) and arrays (False)."""
         return dict(names_of_tensors(self.entry))
 
 
@@ -91,7 +91,7 @@ class RestoreCommand:
     tables: tuple[StoredTable, ...] = ()  # tables to read: each server reads the rows that it owns
     slices: tuple[StoredSlice, ...] = ()  # slices to read
     optimizer_states: tuple[StoredOptimizerState, ...] = ()  # optimizer states to read
-    # by object of the checkpoint: tensors that no server uses, which are only read and verified
+    # tensors that no server uses, by object of the checkpoint: the server only reads and verifies them
     rest: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
@@ -121,7 +121,7 @@ def optimizer_state_differences(
 def _tensors_in_both(
     stored: StoredOptimizerState, now: Mapping[str, Any], places: Mapping[str, FilePlace], like: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor, FilePlace]]:
-    """Yield the tensors that both states have, each with the shape for the whole variable."""
+    """Yield each tensor that both states have, with its shape for the whole variable."""
     for name, value in now.items():
         key = f"{stored.parameter}.{name}"
         if key in places and isinstance(value, torch.Tensor):
@@ -131,7 +131,7 @@ def _tensors_in_both(
 
 
 def loaded_state(stored: StoredOptimizerState, state: Any, kind: _Kind, dtype: torch.dtype) -> Mapping[str, Any]:
-    """Return the state of a slice as an optimizer of this class loads it.
+    """Return the state of a slice, as loaded by an optimizer of class `kind`.
 
     Raise InvalidArgumentError if the optimizer rejects the state.
     """
@@ -255,7 +255,7 @@ class RestoreCommands:
         self._tables: list[StoredTable] = []
         self._slices: dict[int, tuple[int, StoredSlice]] = {}  # by slice number: the server and the slice
         self._optimizer_states: list[tuple[int, StoredOptimizerState]] = []
-        self._verified: list[str] = []  # objects of the checkpoint of which servers must verify every tensor
+        self._verified: list[str] = []  # objects of the checkpoint whose tensors must all be verified
 
     def add(self, name: str, obj: Any) -> bool:
         """Add an object to the commands; return False if servers cannot restore the object."""
@@ -269,15 +269,15 @@ class RestoreCommands:
         return isinstance(values, dict) and self._add_module(name, obj, values)
 
     def _add_module(self, name: str, module: nn.Module, saved: Mapping[str, Any]) -> bool:
-        here = pack_state(state_of(module, {}), name)
-        both = {key: (tensor_named(here.values[key]), tensor_named(saved[key])) for key in here.values if key in saved}
-        tensors = {ours: torch.as_tensor(here.tensors[ours]) for ours, _ in both.values() if ours is not None}
+        now = pack_state(state_of(module, {}), name)
+        pairs = [(tensor_named(now.values[key]), tensor_named(saved[key])) for key in now.values if key in saved]
+        tensors = {key: torch.as_tensor(now.tensors[key]) for key, _ in pairs if key is not None}
         places = self._placed.places(tensors)
-        if None in {theirs for _, theirs in both.values()} or any(
+        if None in {saved_key for _, saved_key in pairs} or any(
             tensor.numel() and key not in places for key, tensor in tensors.items()
         ):
             return False
-        self.add_values(name, [(str(theirs), places[ours]) for ours, theirs in both.values() if ours in places])
+        self.add_values(name, [(str(saved_key), places[key]) for key, saved_key in pairs if key in places])
         return True
 
     def _add_optimizer(self, name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> bool:
@@ -325,8 +325,8 @@ class RestoreCommands:
         found: OptionGroups = entries[GROUPS]
         if self._request.strict:
             return found
-        left = iter(names)
-        here = [{**group, "params": [next(left) for _ in group["params"]]} for group in optimizer.param_groups]
+        remaining = iter(names)
+        here = [{**group, "params": [next(remaining) for _ in group["params"]]} for group in optimizer.param_groups]
         fitting: OptionGroups = fitting_entries({GROUPS: found}, {GROUPS: here})[GROUPS]
         return fitting
 
@@ -374,7 +374,7 @@ class RestoreCommands:
 def begin_ps_restore(
     restores: PsRestores, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
-    """Begin a restore on a worker while the others are idle; return a pickled `BegunRestore` or `PortableError`."""
+    """Begin a restore while the other workers are idle; return a pickled `BegunRestore` or `PortableError`."""
     try:
         return pickle.dumps(restores.begin(request, objects, modules))
     except Exception as error:
@@ -382,4 +382,4 @@ def begin_ps_restore(
 
 
 def follow_driver(restores: PsRestores) -> None:
-    """Do nothing. Before a worker runs any function, it sends the driver's latest changes to the servers."""
+    """Do nothing: a worker sends the driver's latest changes to the servers before it runs any function."""

@@ -1,7 +1,7 @@
-"""Saves during a run whose step function draws batches itself: a replica's half (`driver_loop.py` has the driver's).
+"""The replica's part of saves during a run whose step function draws batches itself; see also `driver_loop.py`.
 
 Each draw is a step boundary. Every replica counts draws and calls of `save` in the same way, so that all replicas copy
-their shards of a save at the same boundary. The shards are written in a thread, while the run continues.
+their shards of a save at the same boundary. A thread writes the shards while the run continues.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def may_send_managers() -> bool:
 
 @final
 class ManagerProxy:
-    """A manager of the driver, as a step function on a replica sees it."""
+    """A proxy for a manager of the driver, for step functions on a replica."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -66,7 +66,7 @@ class ManagerProxy:
         check_interval: bool = True,
         metrics: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Save as `CheckpointManager.save` does. All replicas must call this after the same draw; it counts once."""
+        """Do `CheckpointManager.save`. All replicas must call `save` after the same draw; the calls count as one."""
         save: Callable[..., Any] | None = getattr(loop_here(), "save", None)
         if save is None:
             raise FailedPreconditionError(
@@ -85,9 +85,9 @@ class ManagerProxy:
 
 @final
 class DrawGate:
-    """The number of draws in one replica's run, by which the driver stops all replicas at the same draw.
+    """A counter of draws in one replica's run, with which the driver stops all replicas at the same draw.
 
-    The driver calls `hold` on each replica, takes the largest number returned, and passes it to `stop_after` on all. A
+    The driver calls `hold` on each replica, and passes the largest returned number to `stop_after` on all of them. A
     replica that has drawn fewer batches first draws up to that number, so that no replica waits for a peer that has
     stopped. A held draw waits at most `limit_s` seconds for the driver.
     """
@@ -97,13 +97,13 @@ class DrawGate:
         self._changed = threading.Condition()
         self._num_draws = 0
         self._is_held = False
-        self._last: int | None = None
+        self._stop_at: int | None = None
 
     def draw(self) -> bool:
         """Count a draw; return True if the replica must stop instead of drawing. Blocks while held.
 
         Raises:
-            DeadlineExceededError: The driver did not say in time where the replicas stop.
+            DeadlineExceededError: The driver did not decide in time where the replicas stop.
         """
         with self._changed:
             if self._is_held and not self._changed.wait_for(self._is_decided, self._limit_s):
@@ -111,13 +111,13 @@ class DrawGate:
                     f"The driver must say within {self._limit_s:g} s (Timeouts.step_s) at which batch replicas "
                     "stop, and has not. It may be stuck, or overloaded."
                 )
-            if self._last is not None and self._num_draws >= self._last:
+            if self._stop_at is not None and self._num_draws >= self._stop_at:
                 return True
             self._num_draws += 1
             return False
 
     def _is_decided(self) -> bool:
-        return not self._is_held or self._last is not None
+        return not self._is_held or self._stop_at is not None
 
     def hold(self) -> int:
         """Block further draws until `stop_after` or `go_on`; return the number of draws so far. Thread-safe."""
@@ -128,7 +128,7 @@ class DrawGate:
     def stop_after(self, num_draws: int) -> None:
         """Stop once `num_draws` draws have begun."""
         with self._changed:
-            self._last = num_draws
+            self._stop_at = num_draws
             self._changed.notify_all()
 
     def go_on(self) -> None:
@@ -145,10 +145,10 @@ class ReplicaSide(Protocol):
         """Return the replica's object for a handle of the driver."""
 
     def settle(self) -> None:
-        """Exchange what replicas exchange after each batch. All replicas call this together."""
+        """Finish the exchange between replicas after a batch. All replicas call this together."""
 
     def leave(self) -> None:
-        """Do what replicas do at the end of a run, because the run stops here. All replicas call this together."""
+        """Finish the run, which stops at this boundary. All replicas call this together."""
 
     def agree(self, number: float) -> float:
         """Return the maximum of `number` over all replicas."""
@@ -225,10 +225,10 @@ class ReplicaLoop:
         self._preempted: Preempted | None = None
 
     def draw(self) -> None:
-        """Pass a step boundary; called before each draw.
+        """Count a draw, or save and stop if the driver has stopped the run here. Called before each draw.
 
         Raises:
-            Preempted: The process is to end, and a checkpoint of its progress is complete.
+            Preempted: The process must end, and a checkpoint of its progress is complete.
         """
         if self.gate.draw():
             if self._preempted is None:
@@ -236,7 +236,7 @@ class ReplicaLoop:
             raise self._preempted
 
     def _save_before_end(self) -> Preempted:
-        """Save by every manager, wait for the saves, and return the exception that ends the process."""
+        """Save with every manager, wait for the saves, and return the exception that ends the process."""
         self._side.leave()
         managers = self._managers.values()
         tokens = [self._begin(each, self._last_step_of(each), None, is_last=True) for each in managers]
@@ -248,7 +248,7 @@ class ReplicaLoop:
         self, key: str, number: int | None = None, check_interval: bool = True, metrics: Mapping[str, Any] | None = None
     ) -> LoopSave | None:
         """Save as `CheckpointManager.save` does."""
-        manager = self._counting_of(key)
+        manager = self._counts_of(key)
         manager.calls += 1
         step = self._step_of(manager)
         if check_interval and not self._is_due(manager, step):
@@ -264,7 +264,7 @@ class ReplicaLoop:
             handle.wait()
         return handle
 
-    def _counting_of(self, key: str) -> _ManagerCounts:
+    def _counts_of(self, key: str) -> _ManagerCounts:
         found = self._managers.get(key)
         if found is None:
             raise FailedPreconditionError(
@@ -291,7 +291,7 @@ class ReplicaLoop:
     def _is_due(self, manager: _ManagerCounts, step: int) -> bool:
         interval, seconds = manager.command.interval, time.monotonic() - manager.last_save
         if interval.seconds is not None:
-            seconds = self._side.agree(seconds)  # clocks differ: all replicas save, or none
+            seconds = self._side.agree(seconds)  # clocks differ, but all replicas must decide the same
         return interval.is_due(step, since_step=manager.last_step, seconds=seconds)
 
     def _await_last(self, manager: _ManagerCounts) -> None:
@@ -333,7 +333,7 @@ class ReplicaLoop:
             return LoopReport(tuple(self._requested.values()), counts, ended)
 
     def take_records(self, token: str) -> tuple[Record, ...] | None:
-        """Return the summaries up to a save, once; None before the save has begun here. Thread-safe."""
+        """Return the summaries up to a save, once; None before the save has begun on this replica. Thread-safe."""
         with self._changed:
             return self._records.pop(token, None)
 
@@ -379,7 +379,7 @@ class ReplicaLoops:
             self._last_ended = max(self._last_ended, step)
 
     def draw(self) -> None:
-        """Pass a step boundary before a draw; see `ReplicaLoop.draw`."""
+        """Call `ReplicaLoop.draw` of the current run, if there is one."""
         if self._current is not None:
             self._current.draw()
 
@@ -392,20 +392,20 @@ class ReplicaLoops:
         return loop.report(ended=ended)
 
     def take_records(self, step: int, token: str) -> tuple[Record, ...] | None:
-        """Return the summaries of a run up to a save, once; None before the save has begun here."""
+        """Return the summaries of a run up to a save, once; None before the save has begun on this replica."""
         with self._lock:
             loop, ended = self._known.get(step), self._last_ended >= step
         records = None if loop is None else loop.take_records(token)
         return () if records is None and ended else records
 
     def hold(self, step: int) -> int | None:
-        """Block further draws of a run; return the number of draws so far, or None if the run is not under way."""
+        """Block further draws of a run; return the number of draws so far, or None if the run is not in progress."""
         with self._lock:
             loop, ended = self._known.get(step), self._last_ended >= step
         return None if loop is None or ended else loop.gate.hold()
 
     def stop_after(self, step: int, num_draws: int | None) -> None:
-        """Make a held run stop after so many draws; None lets the run continue."""
+        """Make a held run stop after `num_draws` draws; None lets the run continue."""
         loop = self._known.get(step)
         if loop is not None and num_draws is not None:
             loop.gate.stop_after(num_draws)

@@ -1,8 +1,8 @@
 """Communicators on process groups of torch.distributed: gloo for CPUs and NCCL for GPUs.
 
-raydist creates process groups on its own rendezvous store, and never uses torch.distributed's default group. A wait is
-split into slices, so that the waiting rank can check for an abort or a failure of a peer in between; after a slice has
-timed out, a collective of gloo goes on (measured with torch 2.13). On NCCL, `wait` only makes the current stream wait.
+raydist creates process groups on its own rendezvous store, and never uses the default group of torch.distributed. A
+rank waits for gloo in slices, and checks for an abort or a failure of a peer after each slice. A gloo collective
+continues after a slice has timed out (measured with torch 2.13). With NCCL, `wait` blocks only the current stream.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from raydist.core.errors import DeadlineExceededError, RaydistError, Unavailable
 from raydist.core.values import ReduceOp
 
 RawGroup = Any
-"""A c10d backend object (ProcessGroupGloo, ProcessGroupNCCL): torch's stubs leave out its collectives."""
+"""A c10d backend object (ProcessGroupGloo, ProcessGroupNCCL); Any because torch's stubs lack the collectives."""
 
 RawWork = Any
-"""The object that a collective of a raw group returns: torch's Work, or one with its `is_completed` and `wait`."""
+"""The result of a raw group's collective: torch's Work, or an object with the same `is_completed` and `wait`."""
 
 _SLICE_S = 0.05  # interval at which a waiting rank checks for an abort or a failure of a peer
-_WATCH_S = 0.2
-_MARGIN_S = 1.0  # by which the backend's limit exceeds raydist's own: it only ends operations after an abort
+_WATCH_S = 0.2  # interval of the watchdog
+_MARGIN_S = 1.0  # the backend's timeout is this much longer than raydist's, and only ends operations after an abort
 
 
 def wait_slice(work: RawWork, seconds: float) -> bool:
-    """Block at most so long for a collective of gloo; return False if it is still pending. Raises its error."""
+    """Block for up to `seconds` on a gloo collective; return False if it is still pending. Raise its error."""
     try:
-        work.wait(timedelta(seconds=max(seconds, 0.001)))  # gloo takes a timeout of zero for no timeout
+        work.wait(timedelta(seconds=max(seconds, 0.001)))  # gloo treats a timeout of zero as no timeout
     except RuntimeError as error:
         if is_slice_over(error):
             return False
@@ -65,7 +65,7 @@ class ProcessGroupBackend(Backend):
     """Base class of backends on process groups: creates groups.
 
     Attributes:
-        host_runs_ahead: True if a wait makes the device's stream wait, and not the host.
+        host_runs_ahead: True if `wait` blocks the device's stream, and not the host.
     """
 
     host_runs_ahead: ClassVar[bool] = False
@@ -76,7 +76,7 @@ class ProcessGroupBackend(Backend):
 
     @abstractmethod
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
-        """Create the process group. All members must have arrived.
+        """Create the process group. All members must have joined the rendezvous.
 
         Raises:
             UnavailableError: This PyTorch or this machine does not support the backend.
@@ -84,12 +84,12 @@ class ProcessGroupBackend(Backend):
 
     @abstractmethod
     def kill(self, group: RawGroup) -> None:
-        """Abort pending operations, as far as the backend can."""
+        """Abort pending operations, if the backend supports that."""
 
 
 @final
 class Generation:
-    """The process group of one generation. After the first failure every call raises that failure."""
+    """One incarnation of a process group. After the first failure, every call raises that failure."""
 
     def __init__(
         self, membership: Membership, backend: ProcessGroupBackend, error_broadcast: ErrorBroadcast, timeout_s: float
@@ -105,7 +105,7 @@ class Generation:
 
     @staticmethod
     def join(membership: Membership, backend: ProcessGroupBackend, timeout_s: float) -> Generation:
-        """Join the other members. Blocks; raises after `timeout_s` if one is missing."""
+        """Join the other members. Block until all have joined; raise an error after `timeout_s` seconds."""
         store = connect_store(membership, timeout_s)
         generation = Generation(membership, backend, ErrorBroadcast(store, membership), timeout_s)
         generation.exchange_on_host(b"", "rendezvous")
@@ -134,7 +134,7 @@ class Generation:
         return work
 
     def wait(self, work: RawWork, operation: str, timeout_s: float | None) -> None:
-        """Block until an operation ends. The group's own limit fails the group; after another limit, wait again."""
+        """Block until an operation ends. After `timeout_s` the caller may wait again; without, a timeout is fatal."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         if self._backend.host_runs_ahead:  # the watchdog checks limits and failures
@@ -147,8 +147,8 @@ class Generation:
             if self._wait_slice(work, operation, min(_SLICE_S, deadline - time.monotonic())):
                 return
             if time.monotonic() >= deadline:
-                raise self._late(operation, limit_s, fatal=timeout_s is None)
-            self._listen()
+                raise self._timeout_error(operation, limit_s, fatal=timeout_s is None)
+            self._poll_failure()
 
     def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
         """Exchange data through the store; return every rank's data, by rank. Blocks until all ranks have called it."""
@@ -168,7 +168,7 @@ class Generation:
             self._backend.kill(self._group)
 
     def _watch(self) -> None:
-        """Run the watchdog, which detects hanging collectives on a device, since the host does not wait for them."""
+        """Detect hanging collectives on a device, because the host does not wait for collectives there."""
         since = time.monotonic()
         while not self._ended.wait(_WATCH_S):
             with self._lock:
@@ -178,15 +178,15 @@ class Generation:
                 oldest = self._pending[0][1] if self._pending else None
                 if oldest is None or len(self._pending) < before:
                     since = time.monotonic()
-            self._listen()
+            self._poll_failure()
             if not self._error_broadcast.failed and oldest is not None and time.monotonic() - since > self.timeout_s:
-                self._late(oldest, self.timeout_s, fatal=True)
+                self._timeout_error(oldest, self.timeout_s, fatal=True)
             if self._error_broadcast.failed and self._group is not None:
-                self._backend.kill(self._group)  # threads that wait for the device wake up and find the failure
+                self._backend.kill(self._group)  # threads that wait for the device then raise the failure
                 return
 
     def leave(self) -> None:
-        """Release sockets and threads. A daemon thread waits for operations that still hang."""
+        """Release sockets and threads. A daemon thread waits for operations that are still pending."""
         self._ended.set()
         holder, self._group = [self._group], None
         if not self._pending or (
@@ -200,7 +200,7 @@ class Generation:
     def _wait_slice(self, work: RawWork, operation: str, seconds: float) -> bool:
         try:
             if self._backend.host_runs_ahead:
-                work.wait()  # makes the current stream wait; a limit would make it block the host
+                work.wait()  # blocks the current stream; with a timeout it would block the host
                 return True
             return wait_slice(work, seconds)
         except RuntimeError as error:
@@ -210,21 +210,21 @@ class Generation:
         """Raise the failure that has ended this generation, if there is one."""
         self._error_broadcast.check(operation)
 
-    def _listen(self) -> None:
+    def _poll_failure(self) -> None:
         if self._error_broadcast.listen():
-            self._error_broadcast.name_missing_ranks()  # the peer posted its failure before its liveness check
+            self._error_broadcast.name_missing_ranks()  # the peer waits for each rank's report
 
     def _fail(self, error: RaydistError) -> RaydistError:
         """Record a failure of this rank, and return it with the missing ranks."""
         self._error_broadcast.fail(error)
         return self._error_broadcast.name_missing_ranks() or error
 
-    def _late(self, operation: str, limit_s: float, *, fatal: bool) -> RaydistError:
+    def _timeout_error(self, operation: str, limit_s: float, *, fatal: bool) -> RaydistError:
         error = late_error(self.membership, operation, limit_s, fatal=fatal)
         return self._fail(error) if fatal else error
 
 
-# MEAN is a SUM with a later division, so that all backends compute the same.
+# MEAN is SUM and a division by raydist, so that all backends give the same result.
 _OPS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.MEAN: dist.ReduceOp.SUM,
@@ -252,7 +252,7 @@ class ProcessGroupCommunicator(Communicator):
 
         def wait() -> torch.Tensor:
             host = read()
-            self._generation.check("a copy to the host")  # the copy also ends after an abort
+            self._generation.check("a copy to the host")  # an abort also ends the copy
             return host
 
         return wait
@@ -296,7 +296,7 @@ class ProcessGroupCommunicator(Communicator):
                 tensor.deliver()
 
         if not any(tensor.carrier.numel() for tensor in staged):
-            # All ranks have the same shape, so all of them skip an empty collective, which gloo does not.
+            # All ranks have the same shape, so all skip an empty collective. gloo itself would run it.
             return FinishingWork(lambda limit_s: None, deliver)
         generation = self._generation
         work = generation.submit(operation, call)

@@ -1,7 +1,7 @@
 """The tensors of collectives: checks of arguments, contiguous copies for the backends, and reductions on one rank.
 
-A backend gets contiguous tensors of dtypes that it supports. Where the caller's tensor is a strided view or of another
-dtype, the backend works on a converted copy, and the result is copied back.
+A backend gets contiguous tensors of dtypes that it supports. If the caller's tensor is a strided view or has another
+dtype, the backend works on a converted copy, and raydist copies the result back.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _CARRIERS = {
     torch.uint32: torch.int64,
     torch.bool: torch.uint8,
 }
-# torch can copy all other dtypes (float8, int4, bits8, ...), but cannot add or compare them. An error inside of a
-# collective would end the group, so these dtypes are refused before.
-_ADDED = {
+# torch can copy all other dtypes (float8, int4, bits8, ...), but cannot add or compare them. An error inside a
+# collective would end the group, so raydist rejects these dtypes before the collective.
+_REDUCIBLE = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint16, torch.uint8),
 }
 
 
 @final
-@dataclass(slots=True, eq=False)  # not frozen: creation, once per collective, would take twice as long
+@dataclass(slots=True, eq=False)  # a frozen one takes twice as long to create, once per collective
 class Staged:
     """A tensor that is prepared for a backend."""
 
@@ -44,7 +44,7 @@ class Staged:
     # the tensor on which the backend works in place: `values`, its bytes, or `values` with marks for NaN
     carrier: torch.Tensor
     divisor: int = 1  # divisor of the result (MEAN); 1 for no division
-    # converts `carrier` to `values`, where they do not share memory; `deliver` calls it first
+    # converts `carrier` to `values` if the two do not share memory; `deliver` calls this first
     conclude: Callable[[], object] | None = None
 
     def deliver(self) -> None:
@@ -64,7 +64,7 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
     Traceback (most recent call last):
     raydist.core.errors.InvalidArgumentError: MEAN needs a floating-point tensor, got ...
     """
-    if dtype not in _ADDED and dtype is not torch.bool:
+    if dtype not in _REDUCIBLE and dtype is not torch.bool:
         raise InvalidArgumentError(
             f"torch cannot reduce values of {dtype}, got {op.value} of them. Convert to a wider type, such as "
             "torch.float32 or torch.int64, or gather them."
@@ -80,23 +80,23 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
 
 
 def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
-    """Prepare `tensor` for a reduction in place, which is a sum for `op` MEAN."""
-    if op is not ReduceOp.SUM or tensor.dtype not in _ADDED:
+    """Prepare `tensor` for a reduction in place. For MEAN, the backend computes a sum."""
+    if op is not ReduceOp.SUM or tensor.dtype not in _REDUCIBLE:
         check_reducible(tensor.dtype, op)
     _check_memory(tensor)
     target = tensor.detach() if tensor.requires_grad else tensor
-    # The sum of a mean may overflow 16 bits although the mean does not.
-    halved = op is ReduceOp.MEAN and target.dtype in HALVES
-    carrier = torch.float32 if halved else _CARRIERS.get(target.dtype)
-    values = (_plain(target) if carrier is None else target.to(carrier)).contiguous()
+    # The sum may overflow 16 bits although the mean does not.
+    needs_float32 = op is ReduceOp.MEAN and target.dtype in HALVES
+    carrier = torch.float32 if needs_float32 else _CARRIERS.get(target.dtype)
+    values = (_resolved(target) if carrier is None else target.to(carrier)).contiguous()
     return Staged(target, values, values, world_size if op is ReduceOp.MEAN else 1)
 
 
 def stage_bytes(tensor: torch.Tensor) -> Staged:
-    """Prepare `tensor` for a copy, as bytes, whatever its dtype."""
+    """Prepare `tensor`, of any dtype, for a copy of its bytes."""
     _check_memory(tensor)
     target = tensor.detach()
-    values = _plain(target).contiguous()
+    values = _resolved(target).contiguous()
     return Staged(target, values, flat_bytes(values))
 
 
@@ -110,13 +110,13 @@ def _check_memory(tensor: torch.Tensor) -> None:
         )
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy without lazy conjugation and negation."""
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with lazy conjugation and negation resolved."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def stage_comparable(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
-    """Prepare `tensor` for a reduction by a backend whose MIN and MAX lose a NaN in some positions."""
+    """Prepare `tensor` for a reduction by a backend whose MIN and MAX do not always propagate NaN."""
     staged = stage_reduction(tensor, op, world_size)
     if op in (ReduceOp.MIN, ReduceOp.MAX) and staged.values.is_floating_point():
         values, marked = staged.values, mark_nan(staged.values, op)
@@ -125,7 +125,7 @@ def stage_comparable(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Sta
 
 
 def mark_nan(values: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """Return a tensor for a MIN or MAX of `values`: the numbers, and marks for NaN.
+    """Return a tensor for a MIN or MAX of `values`: row 0 has the numbers, row 1 marks for NaN.
 
     >>> mark_nan(torch.tensor([1.0, float("nan")]), ReduceOp.MAX).tolist()
     [[1.0, -inf], [0.0, 1.0]]
@@ -266,7 +266,7 @@ def _sum_of_halves(parts: Sequence[torch.Tensor], op: ReduceOp) -> torch.Tensor:
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor as uint8 (n,): a view of a contiguous tensor, else of a copy.
 
-    torch takes a tensor of at most one element for contiguous whatever its strides are, but `view(torch.uint8)` refuses
+    torch treats a tensor of at most one element as contiguous whatever its strides are, but `view(torch.uint8)` rejects
     such strides. An example is `batch[:, 1]` of a batch of one row.
 
     >>> flat_bytes(torch.ones(4, 2, dtype=torch.int8)[:1, 1])

@@ -1,4 +1,4 @@
-"""Per-worker values and datasets. A log entry sends the workers a function, with which each worker makes its own."""
+"""Per-worker values and datasets. A log entry sends each worker a function that creates the worker's own value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ONLY_ON_WORKERS = (
 
 
 class PerWorkerValue:
-    """A value that each worker makes for itself. The driver can only pass it to `schedule` as an argument."""
+    """A value that each worker creates for itself. The driver can only pass it to `schedule` as an argument."""
 
     __nest_leaf__ = True
 
@@ -72,7 +72,7 @@ class PerWorkerIterator(PerWorkerValue):
 class PerWorkerDataset:
     """A dataset on each worker. Each `iter()` of it begins a new epoch and returns the argument for `schedule`.
 
-    Made by :meth:`ClusterCoordinator.create_per_worker_dataset`.
+    Created by :meth:`ClusterCoordinator.create_per_worker_dataset`.
 
     Source: tf.distribute.coordinator.ClusterCoordinator.create_per_worker_dataset.
     """
@@ -94,11 +94,11 @@ def _open_iterator(
     drawn: int,
     generation: int,
 ) -> ReplicaIterator:
-    """Open an epoch for this worker, and return an iterator over it. Runs on the worker after each of its starts.
+    """Open an epoch for this worker, and return an iterator over the epoch. Runs on the worker after each start.
 
     Args:
         link: The connection to the actor that runs the epoch.
-        jobs: The job of each worker's epoch, from the beginning.
+        jobs: The job of each worker, which reads its epoch from the beginning.
         ops: The dataset of each worker.
         context: Contains the number of this worker.
         drawn: Number of batches to skip.
@@ -116,7 +116,7 @@ def _open_iterator(
 
 
 def _open_dynamic_iterator(link: PipelineLink, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
-    """Return an iterator over an epoch of all workers, in which each split goes to the worker that asks first."""
+    """Return an iterator over an epoch of all workers. Each split goes to the first worker that asks for one."""
     return ReplicaIterator(DynamicShardingLink(link, (context.input_pipeline_id, generation)), held=True)
 
 
@@ -150,10 +150,10 @@ class PerWorkerInput:
         self._pipelines = pipelines
         self._timeouts = timeouts
         self._numbers = itertools.count()
-        self._living: weakref.WeakValueDictionary[str, PerWorkerValue] = weakref.WeakValueDictionary()
+        self._alive: weakref.WeakValueDictionary[str, PerWorkerValue] = weakref.WeakValueDictionary()
         self._dropped: collections.deque[str] = collections.deque()
         self._links: dict[str, PipelineLink] = {}
-        self._is_registered = False  # the coordinator calls `_give_back` when a worker dies
+        self._is_registered = False  # True once the coordinator calls `_give_back` for dead workers
 
     def injected(self) -> dict[str, Any]:
         """Return the values that functions may use on every worker, by name.
@@ -163,7 +163,7 @@ class PerWorkerInput:
         if self._dropped:
             names = tuple(self._dropped.popleft() for _ in range(len(self._dropped)))
             self._coordinator().record(LogEntry(dropped=names))
-        return dict(self._living)
+        return dict(self._alive)
 
     def value(self, fn: Callable[..., Any]) -> PerWorkerValue:
         """Implement `ClusterCoordinator.create_per_worker_values`."""
@@ -200,7 +200,7 @@ class PerWorkerInput:
         return iterator
 
     def _begin_dynamic(self, dataset: Dataset, options: InputOptions, seed: int, epoch: int) -> PerWorkerIterator:
-        """Return an iterator over one epoch of all workers, which gives each worker a split when the worker asks."""
+        """Return an iterator over one epoch of all workers. A worker gets a split when it asks for one."""
         name = f"iterator-{next(self._numbers)}"
         link = self._pipelines().link_to_epochs(on_host=options.on_host)
         label = f"epoch {epoch} of the dataset that all workers share"
@@ -212,12 +212,12 @@ class PerWorkerInput:
         return iterator
 
     def _give_back(self, worker: int, generation: int, used: Mapping[str, int]) -> None:
-        """Return the unused splits of a dead worker to their epochs, which give them to other workers."""
+        """Return the unused splits of a dead worker to their epochs, for other workers."""
         for name, link in list(self._links.items()):
             link.give_back_splits((worker, generation), used.get(name, 0))
 
     def _announce(self, value: PerWorkerValue, maker: Any) -> None:
-        """Send the workers the function that makes this value."""
+        """Send the workers the function that creates this value."""
         try:
             pickled = cloudpickle.dumps(maker)
         except Exception as error:
@@ -231,7 +231,7 @@ class PerWorkerInput:
             # The thread of the coordinator may outlive the strategy, and must not keep the strategy alive.
             coordinator.when_lost(functools.partial(_call_if_alive, weakref.WeakMethod(self._give_back)))
         coordinator.record(LogEntry(values=((value.name, pickled),)))
-        self._living[value.name] = value
+        self._alive[value.name] = value
         weakref.finalize(value, self._dropped.append, value.name)
 
 
@@ -247,10 +247,10 @@ def _call_if_alive(method: weakref.WeakMethod[Callable[..., None]], *args: Any) 
 
 
 def _seeds_of(datasets: Sequence[Dataset], *, same: bool) -> list[int]:
-    """Return the seed of each worker's dataset. Shards of one dataset need the same seed, to agree on its order."""
+    """Return the seed of each worker's dataset. Shards of one dataset need the same seed, to use the same order."""
     drawn = [draw_seed() for _ in datasets]
     given = [each.options().seed for each in datasets]
-    return [drawn[0 if same else place] if seed is None else seed for place, seed in enumerate(given)]
+    return [drawn[0 if same else worker] if seed is None else seed for worker, seed in enumerate(given)]
 
 
 def _job(dataset: Dataset, label: str, seed: int, epoch: int, options: InputOptions, timeouts: Timeouts) -> InputJob:

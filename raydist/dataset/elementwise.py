@@ -32,30 +32,30 @@ class Elementwise(Running):
         output_spec: Any = None,
         name: str | None = None,
     ) -> Self:
-        """Apply `map_func` to every element, in order. An error of the function takes the place of the element.
+        """Apply `map_func` to every element, in order. If the function fails, the error takes the element's place.
 
         Args:
             map_func: Receives numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. A
                 `torch.nn.Module`, or a function wrapped in `rd.with_tensors`, receives torch tensors instead. May
-                return numpy, torch or Python values, and may take, transform and return datasets, alone or in a nest:
-                their random choices depend on the same values as those of `rng`. A keyword-only parameter `rng`
-                receives a `numpy.random.Generator` that depends on (seed, operation, epoch, index of the element) only.
-            num_parallel_calls: Number of concurrent calls; 1: in order in one thread. None or AUTOTUNE: chosen by
-                raydist, which begins in the iterating thread and moves functions to other threads if measurements show
-                a gain. (Thread-local settings, such as `torch.no_grad`, do not apply in other threads.)
-            deterministic: False returns results as they complete if several calls run at a time, so that a slow call
-                does not delay others (None: `Options.deterministic` decides). No element is lost or repeated, also
-                after a resume. The order is kept before operations with large state (`shuffle`, `scan`, `window`, ...).
+                return numpy, torch or Python values. A keyword-only parameter `rng` receives a `numpy.random.Generator`
+                that depends on (seed, operation, epoch, index of the element) only. May take, transform and return
+                datasets, alone or in a nest: the datasets' random choices depend on the same values as `rng`.
+            num_parallel_calls: Number of concurrent calls; 1: in order in one thread. None or AUTOTUNE: raydist begins
+                in the iterating thread, and moves functions to other threads if measurements show a gain. (Thread-local
+                settings, such as `torch.no_grad`, do not apply in other threads.)
+            deterministic: False returns results of concurrent calls as they complete, so that a slow call does not
+                delay others. None: `Options.deterministic` decides. No element is lost or repeated, even after a
+                resume. The order is kept before operations with large state (`shuffle`, `scan`, `window`, ...).
             seed: Seed of `rng`; None for the seed of the iteration.
-            output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` calls the
-                function on up to three first elements, and later results may differ.
+            output_spec: Nest of `rd.TensorSpec` that every result must match. Without a spec, `element_spec` calls the
+                function on up to the first three elements, and later results may differ.
             name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `map_func` is not a function, or `num_parallel_calls` is 0 or below AUTOTUNE.
             TypeError: `deterministic` is not a bool.
-            SpecError: `output_spec` contains something else than specs; a result does not match it, or is no valid
-                element (at iteration, in its place).
+            SpecError: `output_spec` contains something other than specs; a result does not match the spec, or is not a
+                valid element (at iteration, in the element's place).
 
         Source: tf.data.Dataset.map.
 
@@ -77,7 +77,7 @@ class Elementwise(Running):
 
         Raises:
             InvalidArgumentError: `predicate` is not a function.
-            SpecError: `predicate` returns something else (at iteration, in the element's place).
+            SpecError: `predicate` does not return a bool (at iteration, in the element's place).
 
         Source: tf.data.Dataset.filter.
 
@@ -90,8 +90,8 @@ class Elementwise(Running):
         """Apply `fn` to batches of up to `batch_size` consecutive elements, and split the results into rows.
 
         Much faster than `map` if `fn` works on arrays. Every leaf gains a first dimension: (...) -> (n, ...), with
-        n <= `batch_size`. The results are split along the first dimension again; they may have more or fewer rows, or
-        none. Cardinality is unknown. An error of `fn` takes the place of all elements of its batch.
+        n <= `batch_size`. The results may have more or fewer rows than the batch, or none. Cardinality is unknown. If
+        `fn` fails, the error takes the place of all elements of the batch.
 
         Args:
             fn: Receives arrays as a map function receives elements; returns leaves that share their first dimension.
@@ -99,7 +99,7 @@ class Elementwise(Running):
             num_parallel_calls: Number of concurrent calls, as for :meth:`map`.
 
         Raises:
-            InvalidArgumentError: `batch_size` or `num_parallel_calls` is out of range; results without a common first
+            InvalidArgumentError: `batch_size` or `num_parallel_calls` is out of range; the results have no common first
                 dimension (at iteration).
             SpecError: The elements of one batch differ in shape or dtype (at iteration).
 
@@ -111,10 +111,10 @@ class Elementwise(Running):
         return type(self)(UnbatchOp(MapOp(BatchOp(self._op, batch_size), fn, num_parallel_calls)))
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Self:
-        """Map each element to a dataset by `map_func`, and return the elements of these datasets one after the other.
+        """Map each element to a dataset by `map_func`, and return the elements of one dataset after the other.
 
-        Runs in the consumer's thread. The state of an iterator is that of the input and of the open dataset. An error
-        of `map_func` takes the place of its dataset's elements.
+        Runs in the consumer's thread. An iterator's state contains the states of the input and of the open dataset. If
+        `map_func` fails, the error takes the place of the dataset's elements.
 
         Args:
             map_func: Receives the arguments of a map function and returns a Dataset.
@@ -122,7 +122,7 @@ class Elementwise(Running):
 
         Raises:
             InvalidArgumentError: `map_func` is not a function.
-            SpecError: `map_func` returns something else, or elements differ in structure or dtype (at iteration).
+            SpecError: `map_func` does not return a dataset, or elements differ in structure or dtype (at iteration).
 
         Source: tf.data.Dataset.flat_map.
 
@@ -143,23 +143,23 @@ class Elementwise(Running):
         """Map each element to a dataset by `map_func`, and return the elements of several open datasets in turn.
 
         Each of `cycle_length` slots returns up to `block_length` elements per turn. A slot whose dataset ends skips its
-        turn and takes the next input at its next turn. The order depends on nothing else.
+        turn and takes the next input at its next turn. The order depends only on the datasets and these two numbers.
 
         Args:
             map_func: Receives the arguments of a map function and returns a Dataset.
-            cycle_length: Number of open datasets; None or AUTOTUNE: 4, or `num_parallel_calls` if that is larger. (The
-                default of TensorFlow is the number of cores: the order would change with the machine.)
+            cycle_length: Number of open datasets; None or AUTOTUNE: 4, or `num_parallel_calls` if that is larger. (With
+                TensorFlow's default, the number of cores, the order would depend on the machine.)
             block_length: Elements per turn, 1 by default.
-            num_parallel_calls: Number of open datasets that are read ahead, in one thread each; AUTOTUNE: all, if
-                reading waits or a trial was faster. None: every dataset is read in the consumer's thread.
-            deterministic: False takes available elements of the datasets that are read ahead, so that a slow dataset
-                does not delay others (None: `Options.deterministic` decides). Otherwise as for `map`.
+            num_parallel_calls: Number of open datasets that are read ahead, in one thread each. AUTOTUNE: all, if
+                reading blocks or a trial was faster. None: the consumer's thread reads every dataset.
+            deterministic: False returns elements of the datasets that are read ahead as they become available, so that
+                a slow dataset does not delay others. None: `Options.deterministic` decides. Otherwise as for `map`.
             name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: A length below 1, `num_parallel_calls` above `cycle_length`, or no function.
+            InvalidArgumentError: A length < 1, `num_parallel_calls` > `cycle_length`, or `map_func` is not a function.
             TypeError: `deterministic` is not a bool.
-            SpecError: `map_func` returns no dataset, or elements differ in structure or dtype (at iteration).
+            SpecError: `map_func` does not return a dataset, or elements differ in structure or dtype (at iteration).
 
         Source: tf.data.Dataset.interleave; the order is the same for equal lengths.
 
@@ -178,8 +178,8 @@ class Elementwise(Running):
         """Return the outputs of `scan_func(state, element)`, which returns the next state and an output.
 
         Runs in order in the consumer's thread. If the function fails for an element, the error takes the element's
-        place and the state does not change. The state of an *iterator* is a count: resuming reads the input and calls
-        the function again from the beginning.
+        place and the state does not change. An *iterator* saves only a count: resuming reads the input and calls the
+        function again from the beginning.
 
         Args:
             initial_state: Nest of tensors; every next state must have its structure and dtypes.
@@ -188,7 +188,7 @@ class Elementwise(Running):
 
         Raises:
             InvalidArgumentError: `scan_func` is not a function.
-            SpecError: The function returns no pair, or a state of another type (in the element's place).
+            SpecError: The function does not return a pair, or returns a state of another type (in the element's place).
 
         Source: tf.data.Dataset.scan.
 
@@ -198,7 +198,7 @@ class Elementwise(Running):
         return type(self)(named(ScanOp(self._op, initial_state, scan_func), name))
 
     def reduce(self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None) -> Any:
-        """Return the last state: `reduce_func(state, element)` returns the next one. Blocks to the end of an epoch.
+        """Return the last state: `reduce_func(state, element)` returns the next one. Blocks until the epoch ends.
 
         Args:
             initial_state: Nest of tensors; every next state must have its structure and dtypes.
@@ -252,7 +252,7 @@ class Elementwise(Running):
         return first.get_value()
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
-        """Return the elements before the first for which `predicate` returns False. Cardinality is unknown.
+        """Return the elements before the first one for which `predicate` returns False. Cardinality is unknown.
 
         If the predicate fails for an element, the error takes the element's place, and iteration continues.
 
@@ -262,7 +262,7 @@ class Elementwise(Running):
 
         Raises:
             InvalidArgumentError: `predicate` is not a function.
-            SpecError: `predicate` returns something else (at iteration, in the element's place).
+            SpecError: `predicate` does not return a bool (at iteration, in the element's place).
 
         Source: tf.data.Dataset.take_while.
 
@@ -272,13 +272,13 @@ class Elementwise(Running):
         return type(self)(named(TakeWhileOp(self._op, predicate), name))
 
     def apply(self, transformation: Callable[[Self], Self]) -> Self:
-        """Return `transformation(self)`, for a function of datasets in a chain of methods.
+        """Return `transformation(self)`, to use a function of datasets in a chain of methods.
 
         Args:
             transformation: Receives this dataset and returns a dataset.
 
         Raises:
-            TypeError: `transformation` returns something else.
+            TypeError: `transformation` does not return a dataset.
 
         Source: tf.data.Dataset.apply.
 

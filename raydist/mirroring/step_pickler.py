@@ -1,4 +1,4 @@
-"""Pickle a step: the objects that it references and the replicas do not have are found, and pickled once."""
+"""Pickle a step. Each object that the step references and the replicas do not have is pickled once."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def is_candidate_class(cls: Any) -> bool:
 
 @final
 class StepPickler:
-    """The pickling of one step. No object changes until the driver adopts `new`.
+    """The pickling of one step. Pickling changes no object; the driver adopts `new` afterwards.
 
     Attributes:
-        new: Reserved handles with the objects that had none so far.
+        new: Pairs of a reserved handle and an object that had no handle before.
         per_replica: PerReplica leaves in the order of their placeholders.
     """
 
@@ -56,17 +56,17 @@ class StepPickler:
 
     def pickle(self, obj: Any, what: str) -> bytes:
         """Pickle a function or its arguments, called `what` in messages; mirrored objects become handles."""
-        with self._explaining(obj, what):
+        with self._naming_errors(obj, what):
             return dumps(obj, self._identify, policy=ByValuePolicy(self._is_shared))
 
     def pickle_function(self, fn: Any) -> bytes:
-        """Pickle a step function, with the numbers and strings among the globals of the modules that it calls into."""
+        """Pickle a step function, with the numbers and strings among the globals that the user's functions read."""
         policy = ByValuePolicy(self._is_shared)
-        with self._explaining(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}"):
+        with self._naming_errors(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}"):
             return dumps(with_globals(fn, policy), self._identify, policy=policy)
 
     def adopt_buffers(self, writes: Writes) -> None:
-        """Reserve handles for tensors that replaced buffers of mirrored modules, as a cast does."""
+        """Reserve handles for new buffers of mirrored modules: a cast, for example, replaces buffers."""
         for changes in writes.control.values():
             for path, value in changes.items():
                 is_buffer = path[0] == BUFFERS and len(path) == 2 and type(value) is torch.Tensor
@@ -78,12 +78,12 @@ class StepPickler:
         return self._table.handle_of(obj) is not None or id(obj) in self._injected
 
     def bundle(self) -> bytes:
-        """Pickle every new object with the objects, hooks and gradients it references; empty if there is none."""
+        """Pickle every new object with its references, hooks and gradients; return b"" if there is none."""
         if not self.new:
             return b""
         file = io.BytesIO()
         pickler = HandlePickler(file, self._identify_in_bundle, policy=ByValuePolicy(self._is_shared), to_replica=True)
-        with self._explaining([obj for _, obj in self.new], "what the step uses"):
+        with self._naming_errors([obj for _, obj in self.new], "what the step uses"):
             pickler.dump([obj for _, obj in self.new])
             self._dump_hooks(pickler)
             pickler.dump(self.new)
@@ -96,7 +96,7 @@ class StepPickler:
         for handle, obj in self.new:
             hooks = ParameterHooks.of(obj) if isinstance(obj, torch.nn.Parameter) else None
             if hooks:
-                with self._explaining([*hooks.before.values(), *hooks.after.values()], f"the hooks on {title(obj)}"):
+                with self._naming_errors([*hooks.before.values(), *hooks.after.values()], f"the hooks on {title(obj)}"):
                     pickler.dump((handle, hooks.under(HOOKS_OF_DRIVER)))
         pickler.dump(None)
 
@@ -106,7 +106,7 @@ class StepPickler:
         return {handle: obj.grad.detach() for handle, obj in parameters if obj.grad is not None}
 
     @contextlib.contextmanager
-    def _explaining(self, obj: Any, what: str) -> Iterator[None]:
+    def _naming_errors(self, obj: Any, what: str) -> Iterator[None]:
         """Turn a pickling error into one that names the object that cannot be pickled."""
         try:
             yield
@@ -119,48 +119,48 @@ class StepPickler:
 
     def _can_pickle(self, obj: Any) -> bool:
         try:
-            dumps(obj, self._identify_quietly, policy=ByValuePolicy(self._is_shared))
+            dumps(obj, self._identify_existing, policy=ByValuePolicy(self._is_shared))
         except Exception:  # any error means that the object cannot be pickled
             return False
         return True
 
-    def _identify_quietly(self, obj: Any) -> PersistentId | None:
-        return ("object", 0) if self._is_candidate(obj) and self._elsewhere_quietly(obj) else None
+    def _identify_existing(self, obj: Any) -> PersistentId | None:
+        return ("object", 0) if self._is_candidate(obj) and self._has_id(obj) else None
 
     def _identify(self, obj: Any) -> PersistentId | None:
         if not self._is_candidate(obj):
             return None
-        pid = self._elsewhere(obj)
+        pid = self._existing_id(obj)
         if pid is None and self._is_mirrorable(obj):
             return "object", self._handle(obj)
-        if pid is None and type(obj) is MirroredTensor:  # it shares memory with a variable: a copy of fresh values
-            record_of(obj).owner.before_values(record_of(obj))
+        if pid is None and type(obj) is MirroredTensor:  # shares memory with a variable
+            record_of(obj).owner.before_values(record_of(obj))  # the pickle contains fresh values
         return pid
 
     def _identify_in_bundle(self, obj: Any) -> PersistentId | None:
         if not self._is_candidate(obj):
             return None
-        pid = self._elsewhere(obj)
+        pid = self._existing_id(obj)
         if pid is None and self._is_mirrorable(obj):
             self._handle(obj)
         return pid
 
     def _is_candidate(self, obj: Any) -> bool:
-        """Return True if `obj` may need a persistent id; a cheap first test, as most objects in a pickle do not."""
+        """Return True if `obj` may need a persistent id: a cheap test, because most objects in a pickle need none."""
         cls: Any = type(obj)
         return is_candidate_class(cls) or id(obj) in self._injected
 
-    def _elsewhere(self, obj: Any) -> PersistentId | None:
+    def _existing_id(self, obj: Any) -> PersistentId | None:
         """Return the persistent id of an object that every replica has already, else None."""
         handle = self._table.handle_of(obj)
         if handle is not None:
             return "object", handle
         if isinstance(obj, PerReplica):
-            return self._part(obj)
+            return self._per_replica_id(obj)
         name = self._injected.get(id(obj))
         return None if name is None else ("injected", name)
 
-    def _part(self, value: PerReplica) -> PersistentId:
+    def _per_replica_id(self, value: PerReplica) -> PersistentId:
         for index, known in enumerate(self.per_replica):
             if known is value:
                 return "part", index
@@ -169,7 +169,7 @@ class StepPickler:
 
     def _handle(self, obj: Any) -> int:
         if id(obj) not in self._handles:
-            # Objects of this strategy have a handle already and do not come here.
+            # Objects of this strategy already have a handle, and do not reach this line.
             self._scope_check.refuse_foreign(obj)
             self._handles[id(obj)] = self._table.reserve()
             self.new.append((self._handles[id(obj)], obj))
@@ -178,16 +178,16 @@ class StepPickler:
         return self._handles[id(obj)]
 
     def _add_buffers(self, module: torch.nn.Module) -> None:
-        """Reserve handles for the buffers of a module; only the module tells them from other tensors."""
+        """Reserve handles for the buffers of a module: only the module distinguishes buffers from other tensors."""
         for buffer in buffer_table(module).values():
             if buffer is not None and self._table.handle_of(buffer) is None:
                 self._handle(buffer)
 
     def _is_shared(self, obj: Any) -> bool:
         """Return True if a function that references `obj` must be pickled by value."""
-        return self._is_candidate(obj) and (self._elsewhere_quietly(obj) or self._is_mirrorable(obj))
+        return self._is_candidate(obj) and (self._has_id(obj) or self._is_mirrorable(obj))
 
-    def _elsewhere_quietly(self, obj: Any) -> bool:
+    def _has_id(self, obj: Any) -> bool:
         return self.is_elsewhere(obj) or isinstance(obj, PerReplica)
 
     def _is_mirrorable(self, obj: Any) -> bool:
@@ -196,12 +196,12 @@ class StepPickler:
         return kind_of(obj) is not None
 
 
-_KEPT = 64
+_KEPT = 64  # functions in each replica's cache
 
 
 @final
 class SentFunctions:
-    """The step functions in the `FunctionCache` of each replica: each is sent once, and again after a change."""
+    """The step functions in the `FunctionCache` of each replica. A function is sent once, and again after a change."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
@@ -232,7 +232,7 @@ class SentFunctions:
         self._sent.clear()
 
 
-_DEPTH = 12
+_DEPTH = 12  # maximum length of a path
 
 
 def pickle_error_path(root: Any, can_pickle: Callable[[Any], bool]) -> str:
@@ -276,7 +276,7 @@ def _named_children(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(obj: Any) -> dict[str, Any]:
-    with contextlib.suppress(AttributeError):  # hasattr would be answered by the referent of a weak proxy
+    with contextlib.suppress(AttributeError):  # a weak proxy forwards hasattr to its referent
         return attributes(obj)
     names = [field.name for field in dataclasses.fields(obj)] if dataclasses.is_dataclass(obj) else []
     return {name: getattr(obj, name) for name in names if hasattr(obj, name)}

@@ -1,4 +1,4 @@
-"""Options of `strategy.run`, of the communication between replicas, and all time limits."""
+"""Options of `strategy.run` and of the communication between replicas, and all time limits."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from raydist.options.requirement import require
 @final
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of one `strategy.run`: gradients, and replicas without rows.
+    """Options of one `strategy.run`: gradients, empty batches and checks.
 
     Attributes:
-        gradient_reduce_op: MEAN weighs each replica by its share of the global batch's rows; SUM adds, for losses
-            with a global denominator. None uses the scope's choice (MEAN by default). Gradients that a step assigns to
-            `.grad` are reduced likewise, before `optimizer.step()`: under SUM, assign each replica's own part, not a
-            sum by `ctx.all_reduce`.
-        empty_batch: "pad" runs a replica without rows on two padding rows, taken from the same global batch, and drops
-            all its results; "zero_rows" passes the zero rows and keeps the results, as TensorFlow does. Of several
-            batches among the arguments the first one decides: a replica with rows of it gets its parts of the others,
-            which may have zero rows. A global batch without any rows is run as on one device.
-        on_nonfinite: Reaction to a NaN or an infinity in a gradient, the same on all replicas: "pass" none; "raise"
-            makes `backward()` raise a FailedPreconditionError that names replica and parameter; with "skip" every
-            `optimizer.step()` changes nothing (parameters, moments, counters) while `.grad` contains such a value, and
-            `strategy.stats()` counts. The reduced gradients are checked once per backward pass, which reads them all,
-            and on a GPU waits. A `GradScaler` checks by itself: use "pass" or "skip" with it.
+        gradient_reduce_op: MEAN weights each replica by its share of the global batch's rows. SUM adds the gradients,
+            for losses with a global denominator. None uses the scope's choice (MEAN by default). Gradients that a step
+            assigns to `.grad` are reduced in the same way before `optimizer.step()`: with SUM, assign each replica's
+            own part, not the result of `ctx.all_reduce`.
+        empty_batch: "pad" runs a replica without rows on two padding rows from the same global batch, and drops the
+            replica's results. "zero_rows" runs it on zero rows and keeps the results, as TensorFlow does. If several
+            arguments are batches, the first one decides: a replica with rows of the first batch gets its parts of the
+            others, even parts with zero rows. A global batch without any rows runs as on one device.
+        on_nonfinite: Reaction to NaN or infinity in a gradient, the same on all replicas. "pass": none. "raise":
+            `backward()` raises a FailedPreconditionError that names the replica and the parameter. "skip": while
+            `.grad` contains such a value, `optimizer.step()` changes nothing (parameters, moments, counters), and
+            `strategy.stats()` counts the call. "raise" and "skip" read all reduced gradients once per backward pass,
+            and on a GPU wait for the device. A `GradScaler` has its own check: use "pass" or "skip" with it.
         param_sync_every: Number of batches after which the replicas compare parameters and optimizer states; 0 for
-            never. Costs a checksum of both, 6 GB/s.
+            never. A comparison computes checksums of both, at 6 GB/s.
 
     Raises:
         InvalidArgumentError: A value is invalid.
 
-    Source: tf.distribute.RunOptions, with settings of its own.
+    Source: tf.distribute.RunOptions, with more settings.
 
     >>> RunOptions(gradient_reduce_op="sum").gradient_reduce_op
     <ReduceOp.SUM: 'SUM'>
@@ -75,22 +75,22 @@ class CommunicationOptions:
     """Options of the exchange of gradients and values between the replicas of a strategy.
 
     Attributes:
-        bytes_per_pack: Size of a gradient bucket; each bucket has its own all-reduce, which overlaps with backward; 0
-            for 25 MiB.
+        bytes_per_pack: Size of a gradient bucket; 0 for 25 MiB. Each bucket has its own all-reduce, which overlaps with
+            the backward pass.
         timeout_seconds: Time that a collective waits for the slowest replica; None for `Timeouts.collective_s`.
         implementation: Transport. "auto": NCCL between GPUs; between CPUs shared memory on one host, and across hosts
             shared memory inside each host and connections between hosts. "shm", "gloo", "nccl" and "hierarchical"
-            select one, and are an error if it is not available.
+            select a transport, and raise an error if the transport is not available.
         compression: Send gradients of float32 parameters, including sparse ones, as "fp16" or "bf16": half the bytes.
-            Each replica's part is rounded once, and the sum: once by shared memory, which adds in float32, across
-            hosts once on each and once between them, after each addition by gloo and NCCL. Values beyond 65504 become
-            infinite in "fp16". Parameters, gradients of other dtypes and values of `ctx.all_reduce` are not
-            compressed. None: no compression.
+            Each replica's part is rounded once. Shared memory adds in float32 and rounds the sum once; across hosts,
+            the sum is rounded once on each host and once between hosts; gloo and NCCL round after each addition. Values
+            beyond 65504 become infinite in "fp16". Parameters, gradients of other dtypes and values of
+            `ctx.all_reduce` are not compressed. None: no compression.
 
     Raises:
         InvalidArgumentError: A value is invalid.
 
-    Source: tf.distribute.experimental.CommunicationOptions, with settings of its own.
+    Source: tf.distribute.experimental.CommunicationOptions, with more settings.
 
     >>> CommunicationOptions(implementation="gloo").compression is None
     True
@@ -116,7 +116,7 @@ class CommunicationOptions:
         """Return these options, overridden by the options that `other` sets.
 
         Args:
-            other: Options whose values count if they differ from the default.
+            other: Options that override these where they differ from the default.
 
         >>> CommunicationOptions(bytes_per_pack=4).merged(CommunicationOptions(implementation="gloo"))
         CommunicationOptions(bytes_per_pack=4, timeout_seconds=None, implementation='gloo', compression=None)
@@ -132,17 +132,17 @@ class CommunicationOptions:
 @final
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """The limit of every wait, in seconds. No wait of raydist is longer than one of these.
+    """The limits of all waits of raydist, in seconds.
 
     Attributes:
-        start_s: Until Ray is up and every actor is placed and answers.
-        collective_s: One collective: the time that ranks wait for the slowest one, including its computation.
-        step_s: One dispatched step, from its dispatch to its result, including queueing.
+        start_s: Start of Ray and of all actors, until every actor is placed and answers.
+        collective_s: One collective, including the computation of the slowest rank, for which the others wait.
+        step_s: One dispatched step, from dispatch to result, including queueing.
         input_s: The next element from an input pipeline.
-        element_s: A user's function on one block, in a pool of input workers; a stuck worker is then killed.
-        close_s: Until everything has stopped on close; processes that still live are then killed.
-        idle_s: An unused pool of input workers, before its workers stop and release their resources.
-        poll_s: One long poll between actors; only a longer limit above ends a wait.
+        element_s: A user's function on one block, in a pool of input workers. A stuck worker is then killed.
+        close_s: Shutdown on close. Processes that still run are then killed.
+        idle_s: Idle time of a pool of input workers. The workers then stop and release their resources.
+        poll_s: One long poll between actors. A wait repeats polls until one of the limits above ends the wait.
 
     Raises:
         InvalidArgumentError: A limit is not a finite number > 0.

@@ -1,4 +1,4 @@
-"""One parameter server, which answers requests one after the other. Its process does not matter."""
+"""A parameter server that answers one request after the other, independent of process and transport."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from raydist.parameter_servers.requests import (
 from raydist.parameter_servers.server_state import ServerRestorer, ServerSaver, ServerState
 from raydist.parameter_servers.sync_steps import SyncSteps
 
-_SAVE_S = 2.0  # closing a strategy has waited for its saves before
+_SAVE_S = 2.0  # a strategy waits for its saves before it closes its servers
 
 
 @final
 class ParameterServer:
-    """A parameter server and its state, for one thread at a time. It never blocks.
+    """A parameter server and its state. Not thread-safe. `handle` never blocks.
 
     Args:
-        number: Number of the server. Server 0 decides the synchronous steps of all servers.
-        memory: Bytes that the server may hold; None: as many as the machine has.
+        number: Number of the server. Server 0 decides for all servers which gradients make up a synchronous step.
+        memory: Bytes that the server may hold; None: as many as the machine has free.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ParameterServer:
         restorer: ServerRestorer | None = None,
     ) -> None:
         require_consistency(consistency)
-        self._in_steps = isinstance(consistency, SyncWithBackups)
+        self._is_synchronous = isinstance(consistency, SyncWithBackups)
         self._sync = SyncSteps(consistency.num_backups if isinstance(consistency, SyncWithBackups) else 0)
         self._stats, self._delayed, self._applied_updates = ServerStats(number), DelayedAnswers(), AppliedUpdates()
         self._state = ServerState(number, num_servers, memory=memory, saver=saver, restorer=restorer)
@@ -74,11 +74,11 @@ class ParameterServer:
         """Handle a request.
 
         Args:
-            tensors: Tensors of the request; the server keeps none of them after this returns.
+            tensors: Tensors of the request. The server does not keep the tensors after the call.
 
         Returns:
-            The answer and its tensors, which may be the server's own values: copy them before the next request. Or
-            `DelayedAnswer`: `due` returns the answer later.
+            The answer and its tensors, or a `DelayedAnswer` whose answer `due` returns later. The tensors may be the
+            server's own values: copy the tensors before the next request.
         """
         match request:
             case Push():
@@ -90,19 +90,19 @@ class ParameterServer:
             case Assign() | WriteStates():
                 return self._changes.write(request, tensors)
             case BeginClosure() | EndClosure() | Arrive():
-                return self._of_closure(request)
+                return self._handle_closure_request(request)
             case FenceWorker() | DropArrival() | Finish():
-                return self._of_driver(request)
+                return self._handle_driver_request(request)
             case Statistics():
                 return replace(self._answer(), value=self.stats), []
             case _:
-                value = self._state.manage(request, tensors)  # first, because it may change the version
+                value = self._state.manage(request, tensors)  # first, because a request may change the version
                 return replace(self._answer(), value=value), []
 
     def due(self) -> list[tuple[DelayedAnswer, Answered | Exception]]:
-        """Return the delayed answers that are ready, each once: call it after every request.
+        """Return the delayed answers that are ready, each once. Call `due` after every request.
 
-        Their tensors may be the server's own values, like those of `handle`. An exception belongs to its request.
+        As with `handle`, the tensors may be the server's own values. An exception is the answer to a failed request.
         """
         return self._delayed.due()
 
@@ -119,15 +119,15 @@ class ParameterServer:
         return replace(self._stats, bytes_held=held, staleness=staleness, version=version)
 
     def close(self) -> None:
-        """Wait for saves that are being written. May be called twice."""
+        """Wait for reads and writes of checkpoints, for up to 2 s each. May be called twice."""
         self._state.close(_SAVE_S)
 
     def _answer(self, verdict: Verdict = "done") -> ServerAnswer:
-        """Return an answer with the present version and step."""
+        """Return an answer with the current version and step."""
         return ServerAnswer(self._values.version, verdict, self._changes.step)
 
-    def _once(self, sender: Sender | None, ready: Callable[[], bool], answer: Callable[[], Answered]) -> Reply:
-        """Answer once `ready()` is true, or the sender is dead."""
+    def _answer_when(self, sender: Sender | None, ready: Callable[[], bool], answer: Callable[[], Answered]) -> Reply:
+        """Answer as soon as `ready()` returns True or the sender is fenced."""
 
         def is_fenced() -> bool:
             return sender is not None and self._applied_updates.is_fenced(sender)
@@ -142,14 +142,14 @@ class ParameterServer:
     def _pull(self, request: Pull) -> Reply:
         for number in request.slices:
             self._values.slice(number)
-        return self._once(
-            request.sender, lambda: self._changes.step >= request.at_least_step, lambda: self._pulled(request)
+        return self._answer_when(
+            request.sender, lambda: self._changes.step >= request.at_least_step, lambda: self._pull_answer(request)
         )
 
-    def _pulled(self, request: Pull) -> Answered:
+    def _pull_answer(self, request: Pull) -> Answered:
         if request.unless == self._values.version:
             return self._answer(), []
-        return self._answer(), self._counted([self._values.value(number) for number in request.slices])
+        return self._answer(), self._count_pull([self._values.value(number) for number in request.slices])
 
     def _pull_rows(self, request: PullRows, tensors: Sequence[torch.Tensor]) -> Answered:
         if len(tensors) != 1 or tensors[0].dtype != torch.int64:
@@ -157,14 +157,14 @@ class ParameterServer:
                 f"Rows must be asked for by one int64 tensor of their numbers, got {[each.dtype for each in tensors]}. "
                 "Pull each table for itself."
             )
-        return self._answer(), self._counted([self._state.table(request.handle).pull(tensors[0])])
+        return self._answer(), self._count_pull([self._state.table(request.handle).pull(tensors[0])])
 
-    def _counted(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _count_pull(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         self._stats.pulls += 1
         self._stats.bytes_pulled += sum(tensor.nbytes for tensor in tensors)
         return tensors
 
-    def _of_closure(self, request: BeginClosure | EndClosure | Arrive) -> Reply:
+    def _handle_closure_request(self, request: BeginClosure | EndClosure | Arrive) -> Reply:
         if self._applied_updates.is_fenced(request.sender):
             return self._answer("fenced"), []
         match request:
@@ -178,7 +178,7 @@ class ParameterServer:
                 return self._arrive(request)
 
     def _arrive(self, request: Arrive) -> Reply:
-        if not self._in_steps:
+        if not self._is_synchronous:
             raise InvalidArgumentError(
                 f"Workers must arrive under rd.SyncWithBackups only, but worker {request.sender.worker} did. Push "
                 "without a step instead."
@@ -191,9 +191,9 @@ class ParameterServer:
         def answered() -> Answered:
             return ServerAnswer(self._values.version, "applied", arrival.step, arrival.completes), []
 
-        return self._once(request.sender, lambda: arrival.completes > 0, answered)
+        return self._answer_when(request.sender, lambda: arrival.completes > 0, answered)
 
-    def _of_driver(self, request: FenceWorker | DropArrival | Finish) -> Reply:
+    def _handle_driver_request(self, request: FenceWorker | DropArrival | Finish) -> Reply:
         match request:
             case FenceWorker():
                 return self._fence(request.sender), []

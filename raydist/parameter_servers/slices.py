@@ -1,4 +1,4 @@
-"""Variables, their slices on parameter servers, and the partitioners that cut them."""
+"""Variables, their slices on parameter servers, and the partitioners that split variables."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class VariableSpec:
     name: str  # name of the variable, for messages and for the names of its slices
     shape: tuple[int, ...]  # shape of the variable
     dtype: torch.dtype  # dtype of the variable
-    partitioned: bool = True  # True to allow a split along dimension 0: parameters may be split, buffers stay whole
+    partitioned: bool = True  # True if the variable may be split along dimension 0: parameters may, buffers may not
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PsSlice:
-    """Consecutive rows of a variable, all of which lie on one server."""
+    """Consecutive rows of a variable, stored on one server."""
 
     number: int  # number of the slice, unique in the strategy
     handle: int  # handle of the variable
     name: str  # name of the variable, with `/part_i` if the variable has several slices
     server: int  # number of the server that has the slice
     begin: int  # first row of the slice in the variable
-    shape: tuple[int, ...]  # shape of the slice: as the variable's but for dimension 0; `()` for a scalar
+    shape: tuple[int, ...]  # shape of the slice, `()` for a scalar; only dimension 0 differs from the variable's
     dtype: torch.dtype  # dtype of the variable
 
     @property
@@ -47,24 +47,24 @@ class PsSlice:
         return count * self.dtype.itemsize
 
     def within(self, variable: torch.Tensor) -> torch.Tensor:
-        """Return the slice's view of its whole variable (or of the variable's gradient)."""
+        """Return the slice's rows as a view of `variable`, which is the whole variable or its gradient."""
         return variable if not self.shape else variable.narrow(0, self.begin, self.shape[0])
 
 
 VariablePartitioner = Callable[[tuple[int, ...], torch.dtype], Sequence[int]]
-"""Given a variable's shape and dtype, returns the number of parts of each dimension: `[k, 1, ...]`."""
+"""A function of a variable's shape and dtype that returns the number of parts per dimension: `[k, 1, ...]`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FixedShardsPartitioner:
-    """Split every variable into `num_shards` parts along dimension 0, or into its rows if it has fewer.
+    """Split every variable into `num_shards` parts along dimension 0, or into single rows if it has fewer rows.
 
     Args:
         num_shards: Number of parts.
 
     Raises:
-        InvalidArgumentError: `num_shards` is no int >= 1.
+        InvalidArgumentError: `num_shards` is not an int >= 1.
 
     Source: tf.distribute.experimental.partitioners.FixedShardsPartitioner.
 
@@ -78,21 +78,21 @@ class FixedShardsPartitioner:
         _require_count("num_shards", self.num_shards)
 
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
-        """Return the number of parts of each dimension of such a variable."""
+        """Return the number of parts of each dimension."""
         return _along_rows(shape, min(self.num_shards, shape[0]))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MinSizePartitioner:
-    """Split a variable into (size / `min_shard_bytes`) parts, rounded up, but not more than `max_shards`.
+    """Split a variable into ceil(size / `min_shard_bytes`) parts, but at most `max_shards`.
 
     Args:
         min_shard_bytes: Intended size of a part.
-        max_shards: Maximum number of parts. The default splits nothing, as TensorFlow's does.
+        max_shards: Maximum number of parts. The default splits nothing, as in TensorFlow.
 
     Raises:
-        InvalidArgumentError: An argument is no int >= 1.
+        InvalidArgumentError: An argument is not an int >= 1.
 
     Source: tf.distribute.experimental.partitioners.MinSizePartitioner.
 
@@ -108,7 +108,7 @@ class MinSizePartitioner:
         _require_count("max_shards", self.max_shards)
 
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
-        """Return the number of parts of each dimension of such a variable."""
+        """Return the number of parts of each dimension."""
         wanted = math.ceil(math.prod(shape) * dtype.itemsize / self.min_shard_bytes)
         return _along_rows(shape, min(shape[0], self.max_shards, wanted))
 
@@ -116,14 +116,14 @@ class MinSizePartitioner:
 @final
 @dataclass(frozen=True, slots=True)
 class MaxSizePartitioner:
-    """Split a variable into as few parts as possible of at most `max_shard_bytes` (a larger single row aside).
+    """Split a variable into the fewest parts of at most `max_shard_bytes`. A part of one row may be larger.
 
     Args:
         max_shard_bytes: Maximum size of a part.
         max_shards: Maximum number of parts, whatever their size; None: any number.
 
     Raises:
-        InvalidArgumentError: An argument is no int >= 1.
+        InvalidArgumentError: An argument is not an int >= 1.
 
     Source: tf.distribute.experimental.partitioners.MaxSizePartitioner.
 
@@ -140,7 +140,7 @@ class MaxSizePartitioner:
             _require_count("max_shards", self.max_shards)
 
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
-        """Return the number of parts of each dimension of such a variable."""
+        """Return the number of parts of each dimension."""
         bytes_per_row = math.prod(shape[1:]) * dtype.itemsize
         rows = max(1, self.max_shard_bytes // max(1, bytes_per_row))
         wanted = math.ceil(shape[0] / rows)
@@ -163,8 +163,8 @@ def plan_slices(
 ) -> list[PsSlice]:
     """Assign the rows of new variables to servers.
 
-    Larger variables come first. Each part goes to a server with the fewest parts of its variable so far; of these, to
-    the one with the fewest bytes, or the first of several. A variable that stays whole is one part.
+    Larger variables are assigned first. Each part goes to the server with the fewest parts of the variable so far. Ties
+    go to the server with the fewest bytes, then to the first one. A variable that stays whole is one part.
 
     Args:
         loads: Bytes that each server holds already.
@@ -176,10 +176,10 @@ def plan_slices(
     """
     parts = [_parts_of(spec, partitioner) for spec in specs]
     servers: dict[int, list[int]] = {}
-    taken = list(loads)
+    current_loads = list(loads)
     by_size = sorted(range(len(specs)), key=lambda index: -sum(part.num_bytes for part in parts[index]))
     for index in by_size:
-        servers[index] = _deal(parts[index], taken)
+        servers[index] = _assign_servers(parts[index], current_loads)
     planned = [
         replace(part, server=server)
         for index in range(len(specs))
@@ -188,15 +188,15 @@ def plan_slices(
     return [replace(part, number=first_number + index) for index, part in enumerate(planned)]
 
 
-def _deal(parts: Sequence[PsSlice], taken: list[int]) -> list[int]:
-    """Return a server for each part, and add the parts' sizes to `taken`."""
-    dealt: list[int] = []
+def _assign_servers(parts: Sequence[PsSlice], loads: list[int]) -> list[int]:
+    """Return a server for each part, and add the parts' sizes to `loads`."""
+    chosen: list[int] = []
     for part in parts:
-        have = [dealt.count(server) for server in range(len(taken))]
-        server = min(range(len(taken)), key=lambda each: (have[each], taken[each], each))
-        dealt.append(server)
-        taken[server] += part.num_bytes
-    return dealt
+        num_parts = [chosen.count(server) for server in range(len(loads))]
+        server = min(range(len(loads)), key=lambda each: (num_parts[each], loads[each], each))
+        chosen.append(server)
+        loads[server] += part.num_bytes
+    return chosen
 
 
 def _parts_of(spec: VariableSpec, partitioner: VariablePartitioner | None) -> list[PsSlice]:
@@ -204,22 +204,22 @@ def _parts_of(spec: VariableSpec, partitioner: VariablePartitioner | None) -> li
     rows = spec.shape[0] if spec.shape else 0
     count = 1
     if partitioner is not None and spec.partitioned and rows > 1:
-        count = min(rows, _count_of(spec, partitioner(spec.shape, spec.dtype)))
+        count = min(rows, _num_parts(spec, partitioner(spec.shape, spec.dtype)))
     if count == 1:
         return [PsSlice(-1, spec.handle, spec.name, -1, 0, spec.shape, spec.dtype)]
-    fewest, more = divmod(rows, count)
-    begins = [index * fewest + min(index, more) for index in range(count + 1)]
+    rows_per_part, remainder = divmod(rows, count)
+    begins = [index * rows_per_part + min(index, remainder) for index in range(count + 1)]
     return [
         PsSlice(-1, spec.handle, f"{spec.name}/part_{index}", -1, begin, (end - begin, *spec.shape[1:]), spec.dtype)
         for index, (begin, end) in enumerate(zip(begins, begins[1:], strict=False))
     ]
 
 
-def _count_of(spec: VariableSpec, split: object) -> int:
-    """Return the number of parts that a partitioner wants, after checking its result."""
+def _num_parts(spec: VariableSpec, split: object) -> int:
+    """Check the result of a partitioner, and return the number of parts."""
     numbers = list(split) if isinstance(split, Sequence) and not isinstance(split, str | bytes) else None
-    sound = numbers is not None and len(numbers) == len(spec.shape) and all(_is_count(each) for each in numbers)
-    if not sound or numbers is None or any(each != 1 for each in numbers[1:]):
+    is_valid = numbers is not None and len(numbers) == len(spec.shape) and all(_is_count(each) for each in numbers)
+    if not is_valid or numbers is None or any(each != 1 for each in numbers[1:]):
         raise InvalidArgumentError(
             f"variable_partitioner must return a list of {len(spec.shape)} ints for {spec.name} of shape {spec.shape}, "
             f"[k, 1, ...] with k >= 1: variables are split along dimension 0 only. Got {split!r}. Return 1 for all "

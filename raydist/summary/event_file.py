@@ -1,4 +1,4 @@
-"""A TensorBoard event file, the encoding of records, and the thread that writes them."""
+"""TensorBoard event files: the encoding of records, and the thread that writes a file."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from raydist.summary.record import Record
 from raydist.summary.runs import GraphData, Hyperparameters
 from raydist.summary.scalars import ScalarValue
 
-_MOST_BYTES = 256 << 20  # of queued records
+_MOST_BYTES = 256 << 20  # maximum size of the queued records
 _CLOSE_S = 60.0
 
-_numbers = itertools.count()  # of files of this process, because names of the same second must differ
+_numbers = itertools.count()  # numbers of this process's files: file names within one second must differ
 
 
 def open_event_file(logdir: str, suffix: str = "") -> tuple[str, BinaryIO]:
-    """Create an event file in a directory, which is created if missing; return its path and the open file.
+    """Create an event file, and its directory if missing; return the path and the open file.
 
     Raises:
-        InvalidArgumentError: The path is not a directory, or must not be written to.
+        InvalidArgumentError: The directory or the file cannot be created.
     """
     host, second = socket.gethostname(), int(time.time())
     name = f"events.out.tfevents.{second}.{host}.{os.getpid()}.{next(_numbers)}{suffix}"
@@ -63,7 +63,7 @@ class EventFile:
         path: Path of the file, for messages.
         file: The file, open and empty.
         flush_s: Maximum seconds until a record is in the file.
-        purge_step: Step from which TensorBoard drops the data of earlier files of the directory; None: nothing.
+        purge_step: Step from which TensorBoard drops data of the directory's earlier files; None drops no data.
     """
 
     def __init__(self, path: str, file: BinaryIO, *, flush_s: float, purge_step: int | None = None) -> None:
@@ -72,13 +72,13 @@ class EventFile:
         self._flush_s = flush_s
         self._purge_step = purge_step
         self._changed = threading.Condition()
-        self._waiting: list[Record] = []
+        self._queue: list[Record] = []
         self._num_bytes = 0
-        self._num_taken = 0  # records
+        self._num_added = 0  # records
         self._num_written = 0
-        self._at_once = False
-        self._dropped = False
-        self._left_out: set[str] = set()  # names
+        self._must_flush = False
+        self._has_dropped = False
+        self._unencodable: set[str] = set()  # names of records that could not be encoded
         self._error: Exception | None = None
         self._remarks: list[str] = []
         self._closed = False
@@ -103,17 +103,17 @@ class EventFile:
                     f"The writer must be open to take summaries, that of {self._path!r} was closed. Create a new one."
                 )
             if self._error is None and self._has_room(record):
-                self._waiting.append(record)
+                self._queue.append(record)
                 self._num_bytes += record.data.num_bytes
-                self._num_taken += 1
-                if len(self._waiting) == 1:
+                self._num_added += 1
+                if len(self._queue) == 1:
                     self._wake()
 
     def _has_room(self, record: Record) -> bool:
-        if not self._waiting or self._num_bytes + record.data.num_bytes <= _MOST_BYTES:
+        if not self._queue or self._num_bytes + record.data.num_bytes <= _MOST_BYTES:
             return True
-        if not self._dropped:
-            self._dropped = True
+        if not self._has_dropped:
+            self._has_dropped = True
             self._remarks.append(
                 f"Summaries come faster than {self._path!r} can be written: {_MOST_BYTES >> 20} MiB wait, and what "
                 "does not fit is left out. Record less, e.g. with rd.summary.record_if(step % 100 == 0)."
@@ -122,18 +122,18 @@ class EventFile:
 
     def _wake(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="raydist-summaries", daemon=True)
+            self._thread = threading.Thread(target=self._write_file, name="raydist-summaries", daemon=True)
             self._thread.start()
         self._changed.notify_all()
 
     def take_remarks(self) -> list[str]:
-        """Return new warnings for the program, each once; the program continues without the lost summaries."""
+        """Return new warnings about lost summaries, each once. Lost summaries do not stop the program."""
         with self._changed:
             remarks, self._remarks = self._remarks, []
         return remarks
 
     def flush(self, within_s: float = _CLOSE_S, *, to_disk: bool = False) -> None:
-        """Block until all records added so far are in the file; with `to_disk`, until the disk has them.
+        """Block until all records added so far are in the file; with `to_disk`, until they are on disk.
 
         Raises:
             FailedPreconditionError: The file cannot be written.
@@ -141,8 +141,8 @@ class EventFile:
         """
         self._process.require("flushed")
         with self._changed:
-            wanted = self._num_taken
-            self._at_once = True
+            wanted = self._num_added
+            self._must_flush = True
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: self._error or self._num_written >= wanted, within_s):
                 raise DeadlineExceededError(
@@ -155,7 +155,7 @@ class EventFile:
                 "another logdir; those since then are lost."
             ) from self._error
         if to_disk:
-            with contextlib.suppress(OSError, ValueError):  # closed meanwhile; some file systems have no fsync
+            with contextlib.suppress(OSError, ValueError):  # the file may be closed; some file systems have no fsync
                 os.fsync(self._file.fileno())
 
     def close(self, within_s: float = _CLOSE_S) -> None:
@@ -166,48 +166,48 @@ class EventFile:
             first, self._closed = not self._closed, True
             self._changed.notify_all()
         if self._thread is None and first:
-            self._serve()
+            self._write_file()
         elif self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(within_s)
 
     # The thread runs the methods below.
 
-    def _serve(self) -> None:
+    def _write_file(self) -> None:
         try:
             with self._file:
-                self._begin()
-                while self._write_some():
+                self._write_first_events()
+                while self._write_queue():
                     pass
         except Exception as error:  # the program continues without summaries after any error
             with self._changed:
                 self._error = error
                 self._remarks.append(f"Summaries are lost from now on: {self._path!r} failed with {error}.")
-                self._waiting.clear()
+                self._queue.clear()
                 self._changed.notify_all()
 
-    def _begin(self) -> None:
+    def _write_first_events(self) -> None:
         for event in first_events(time.time(), self._purge_step):
             self._file.write(frame(event))
         self._file.flush()
 
-    def _write_some(self) -> bool:
-        records, ends = self._await_records()
+    def _write_queue(self) -> bool:
+        records, is_last = self._await_records()
         for record in records:
             try:
                 event = event_of(record)
             except Exception as error:  # for example invalid Unicode; the other records are still written
-                self._leave_out(record, error)
+                self._warn_left_out(record, error)
             else:
                 self._file.write(frame(event))
         self._file.flush()
         with self._changed:
             self._num_written += len(records)
             self._changed.notify_all()
-        return not ends
+        return not is_last
 
-    def _leave_out(self, record: Record, error: Exception) -> None:
-        if record.name not in self._left_out:
-            self._left_out.add(record.name)
+    def _warn_left_out(self, record: Record, error: Exception) -> None:
+        if record.name not in self._unencodable:
+            self._unencodable.add(record.name)
             with self._changed:
                 self._remarks.append(
                     f"What is shown as {record.name!r} must be something that event files hold, but at step "
@@ -216,10 +216,10 @@ class EventFile:
 
     def _await_records(self) -> tuple[list[Record], bool]:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            self._changed.wait_for(lambda: self._at_once or self._closed, self._flush_s)
-            records, self._waiting = self._waiting, []
-            self._num_bytes, self._at_once = 0, False
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            self._changed.wait_for(lambda: self._must_flush or self._closed, self._flush_s)
+            records, self._queue = self._queue, []
+            self._num_bytes, self._must_flush = 0, False
             return records, self._closed
 
 
@@ -296,8 +296,8 @@ def _audio(sound: Any, sample_rate: int) -> Any:
     )
 
 
-def _numbered(name: str, count: int, most: int) -> list[str]:
-    return [name] if most == 1 and count else [f"{name}/{number}" for number in range(count)]
+def _numbered(name: str, count: int, max_outputs: int) -> list[str]:
+    return [name] if max_outputs == 1 and count else [f"{name}/{number}" for number in range(count)]
 
 
 @_values.register

@@ -1,4 +1,4 @@
-"""The default writer, its settings in steps, and the recording of calls of `rd.summary`."""
+"""The default writer, the settings for steps, and the recording of `rd.summary` calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RecordSink(Protocol):
 
     @property
     def weight(self) -> float | None:
-        """The weight of this replica's values; None if they do not count."""
+        """The weight of this replica's values; None to ignore the values."""
 
     def take(self, record: Record) -> None:
         """Add a record."""
@@ -78,12 +78,12 @@ def as_destination(place: Destination | None) -> AbstractContextManager[None]:
 
 
 def pickling_a_step(on_writer: Callable[[Any], None]) -> AbstractContextManager[None]:
-    """Allow writers to be pickled in the `with` block, as parts of a step; `on_writer` is called with each of them."""
+    """Allow pickling of writers as parts of a step in the `with` block, and pass each of them to `on_writer`."""
     return contextvar_scope(_on_pickled, on_writer)
 
 
 def report_pickled(writer: Any) -> bool:
-    """Pass a writer that is being pickled to `on_writer` of `pickling_a_step`; return False outside of such a block."""
+    """Pass a writer that is being pickled to `on_writer`; return False outside `pickling_a_step`."""
     on_writer = _on_pickled.get()
     if on_writer is not None:
         on_writer(writer)
@@ -108,7 +108,7 @@ class SummaryOrder:
 
 @final
 class StepRecorder:
-    """The records of step functions on a replica, one run after another.
+    """A recorder of the summaries of step functions on a replica, one run after another.
 
     `weight` returns the current weight of the replica's values: rows of the current batch, 1.0 without a batch, None on
     padding rows.
@@ -137,7 +137,7 @@ class StepRecorder:
             yield
 
     def take_records(self) -> tuple[Record, ...]:
-        """Return the settled records since the last call."""
+        """Return the records since the last call, with tensors read. May block for a device."""
         if not self._records:
             return ()
         records, self._records = self._records, []
@@ -149,7 +149,7 @@ class StepRecorder:
 
 
 def record(name: Any, step: Any, make: Callable[[float], SummaryData]) -> bool:
-    """Record the result of `make`, called with this replica's weight; return True if there is a writer."""
+    """Record `make(weight)` with this replica's weight; return False without a writer or if `record_if` forbids it."""
     place = destination()
     if place is None or not condition():
         return False
@@ -170,12 +170,12 @@ def step_at(step: Any, place: Destination) -> int:
 
 
 def _global_step() -> int:
-    """Return the global step as a number; 0 in a step if the driver has never asked for the variable."""
-    holder = current()
-    if isinstance(holder, ReplicaContext):
-        counter = holder.strategy._find_counter()
+    """Return the global step as a number; 0 in a step if the driver has not created the variable."""
+    current_context = current()
+    if isinstance(current_context, ReplicaContext):
+        counter = current_context.strategy._find_counter()
     else:
-        counter = holder._make_counter() if isinstance(holder, Strategy) else process_counter()
+        counter = current_context._make_counter() if isinstance(current_context, Strategy) else process_counter()
     return 0 if counter is None else int(counter.value)
 
 
@@ -188,10 +188,10 @@ def require_driver(what: str) -> None:
 
 
 def record_if(condition: RecordCondition) -> AbstractContextManager[None]:
-    """Make functions of `rd.summary` record only if a condition holds, for the `with` block.
+    """Record summaries in the `with` block only if a condition holds. The innermost condition applies.
 
-    Around `strategy.run` the condition is evaluated once for the step; in a step each replica evaluates its own. The
-    innermost condition applies.
+    Around `strategy.run`, the driver evaluates the condition once for the step. Inside a step, each replica evaluates
+    its own condition.
 
     Args:
         condition: A bool, or a function without arguments that is called at each call of `rd.summary`.

@@ -18,7 +18,7 @@ import raydist as rd
 
 TOLERANCE = 1e-9
 
-GLOBAL_BATCHES = ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10])  # uneven on two replicas; the last has too few rows for all
+GLOBAL_BATCHES = ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10])  # uneven on two replicas; the last has one row
 
 
 def batches_of(strategy: rd.Strategy) -> Any:
@@ -31,7 +31,7 @@ def on_all(strategy: rd.Strategy, fn: Callable[..., Any], *args: Any) -> list[An
 
 
 def check_state_dict(strategy: rd.Strategy) -> None:
-    """Check that state dicts hold the replicas' values, and that training continues identically from loaded ones."""
+    """Check that state dicts hold the replicas' values, and that loaded state dicts continue training identically."""
     with strategy.scope():
         model = nn.Linear(1, 1).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -103,7 +103,7 @@ def check_aggregation(strategy: rd.Strategy) -> None:
 
 
 def check_late_parameters(strategy: rd.Strategy) -> None:
-    """Check that parameters added later inside the scope are trained, and that errors name the ones from outside."""
+    """Check that later parameters of the scope are trained, and that errors name parameters from outside the scope."""
     with strategy.scope():
         model: Any = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -143,7 +143,7 @@ def check_late_parameters(strategy: rd.Strategy) -> None:
 
 
 def check_origin(strategy: rd.Strategy) -> None:
-    """Check that errors name an object from outside the scope, however a step references it."""
+    """Check that errors name an object created outside the scope, however a step references the object."""
     outside, norm = nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False)
     sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     with strategy.scope():
@@ -224,24 +224,24 @@ def _look_up(name: str) -> int:
 
 
 def check_errors(strategy: rd.Strategy) -> None:
-    """Check that a step's error keeps its type and is raised at the latest with the result, and errors of bad calls."""
+    """Check that a step's error keeps its type and is raised no later than the result; check errors of bad calls."""
     with pytest.raises(KeyError, match="mine"):
         on_all(strategy, _look_up, "mine")
     assert on_all(strategy, lambda: "goes on") == ["goes on"] * strategy.num_replicas_in_sync
     with pytest.raises(rd.FailedPreconditionError, match="not inside of another run|is for the driver"):
         strategy.local_results(strategy.run(lambda: rd.get_strategy().run(len)))
     with pytest.raises(rd.InvalidArgumentError, match="needs a function, got 3"):
-        strategy.run(3)  # type: ignore[arg-type]  # the point
+        strategy.run(3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(rd.InvalidArgumentError, match="args must be a tuple"):
-        strategy.run(len, args=3)  # type: ignore[arg-type]  # the point
+        strategy.run(len, args=3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(rd.InvalidArgumentError, match="kwargs must be a dict"):
-        strategy.run(len, kwargs=[1])  # type: ignore[arg-type]  # the point
+        strategy.run(len, kwargs=[1])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(rd.InvalidArgumentError, match=r"options must be rd.RunOptions\(...\), got 3"):
-        strategy.run(len, options=3)  # type: ignore[arg-type]  # the point
+        strategy.run(len, options=3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(rd.InvalidArgumentError, match="got a DistributedDataset"):
         strategy.run(len, args=(batches_of(strategy),))
     with pytest.raises(rd.SpecError, match=r"raydist.Dataset or a torch DataLoader must be given, got list"):
-        strategy.distribute_dataset([1, 2])  # type: ignore[arg-type]  # the point
+        strategy.distribute_dataset([1, 2])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(rd.InvalidArgumentError, match="takes SUM or MEAN, got MAX"):
         strategy.reduce(rd.ReduceOp.MAX, 1.0)
     with pytest.raises(rd.InvalidArgumentError, match="needs values with dimension 0"):
@@ -316,7 +316,7 @@ def check_copies(strategy: rd.Strategy) -> None:
 
 
 def check_closing(make: Callable[[], rd.Strategy]) -> None:
-    """Check that closing fetches the last values, may be repeated and ends all use; `with` closes after errors too."""
+    """Check that closing fetches the last values, may be repeated and ends all use, also after an error in `with`."""
     with make() as strategy:
         with strategy.scope():
             weight = nn.Parameter(torch.zeros(()))

@@ -1,4 +1,4 @@
-"""Steps on text, and chains of them; splitting and padding."""
+"""Text steps: the base class, chains, splitting and padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class TextStep(ABC):
-    """One step: called with text, or with what another step made. Subclasses are frozen dataclasses with an `apply`.
+    """A step on text, or on the result of another step. Subclasses are frozen dataclasses with an `apply` method.
 
     Attributes:
         takes_lists: True if an entry is a sequence.
@@ -35,16 +35,16 @@ class TextStep(ABC):
 
     @abstractmethod
     def apply(self, array: pa.Array) -> pa.Array:
-        """The step on Arrow entries: what a call does between making Arrow of its argument and numpy of the result.
+        """Apply the step to Arrow entries. A call converts its argument to Arrow, and the result to numpy.
 
         Args:
             array: Text (large_string), int64, lists of either, or fixed-size lists.
 
         Returns:
-            One entry of such a kind for each entry of `array`.
+            An array with one entry of such a kind for each entry of `array`.
 
         Raises:
-            SpecError: Entries of a kind that this step does not take.
+            SpecError: The step does not take entries of this kind.
 
         >>> import pyarrow as pa
         >>> rd.text.Split().apply(pa.array(["a b"], pa.large_string())).to_pylist()
@@ -53,18 +53,18 @@ class TextStep(ABC):
 
     @final
     def __call__(self, values: Any) -> Any:
-        """The step for one string, an array (or list) of strings of any shape, or the result of another step.
+        """Apply the step to one string, an array (or list) of strings of any shape, or the result of another step.
 
         Args:
-            values: str, bytes that hold UTF-8, ids, or arrays of them.
+            values: str, UTF-8 bytes, ids, or arrays of these.
 
         Returns:
-            The same shape, with one entry for each: numbers as an int64 array, texts as an object array of str,
-            sequences as an object array of arrays (`Pad`: as a further axis). For one string: its entry alone.
+            An array of the same shape with one entry for each value: an int64 array for numbers, an object array for
+            str and for sequences, which are arrays (`Pad` adds an axis instead). For one string, the entry alone.
 
         Raises:
             InvalidArgumentError: A string is not valid UTF-8; the message has its row.
-            SpecError: `values` are nothing that this step takes.
+            SpecError: The step does not take `values`.
         """
         array, shape = to_arrow(values, fold=self.takes_lists)
         return from_arrow(self.apply(array), shape)
@@ -73,13 +73,13 @@ class TextStep(ABC):
 @final
 @dataclass(frozen=True)
 class Chain(TextStep):
-    """The steps one after the other. Nothing in between becomes Python objects: faster than calling them in turn.
+    """A step that applies other steps in order. Faster than separate calls: intermediate results stay in Arrow.
 
     Attributes:
-        steps: At least one.
+        steps: The steps, at least one.
 
     Raises:
-        InvalidArgumentError: There is none, or something else than a step.
+        InvalidArgumentError: `steps` is empty, or contains something other than a step.
 
     >>> encode = rd.text.Chain((rd.text.Split(), rd.text.HashBuckets(1000, first_id=1), rd.text.Pad(3)))
     >>> encode(["cat dog", ""]).tolist()
@@ -93,7 +93,7 @@ class Chain(TextStep):
             raise InvalidArgumentError(f"Chain needs a tuple of one step of rd.text or more, got {self.steps!r:.200}.")
 
     @property
-    def takes_lists(self) -> bool:  # type: ignore[override]  # a constant of each other class, here that of the first step
+    def takes_lists(self) -> bool:  # type: ignore[override]  # a class constant elsewhere
         """True if an entry of the first step is a sequence."""
         return self.steps[0].takes_lists
 
@@ -109,26 +109,26 @@ def to_arrow(values: Any, *, fold: bool = False) -> tuple[pa.Array, tuple[int, .
 
     Args:
         values: str, bytes, an array or list of them, an integer array, or an object array of arrays (lists).
-        fold: Make lists of the last axis of an array that has none.
+        fold: Turn the last axis of an array without lists into lists.
     """
     if isinstance(values, list) and not values:
-        values = np.empty(0, np.int64 if fold else object)  # sequences are of ids
-    outside = _outside(values)
-    if outside.dtype == object and outside.size and isinstance(outside.flat[0], np.ndarray):
-        return _lists(outside), outside.shape
-    flat = _flat(outside)
+        values = np.empty(0, np.int64 if fold else object)  # sequences contain ids
+    numpy_array = _to_numpy(values)
+    if numpy_array.dtype == object and numpy_array.size and isinstance(numpy_array.flat[0], np.ndarray):
+        return _lists(numpy_array), numpy_array.shape
+    flat = _flat(numpy_array)
     if not fold:
-        return flat, outside.shape
-    if outside.ndim == 0:
+        return flat, numpy_array.shape
+    if numpy_array.ndim == 0:
         raise SpecError(
             f"A sequence is needed, got the single value {values!r:.80}. Give a list, or split the text first."
         )
-    length = outside.shape[-1]
-    count = outside.size // length if length else int(np.prod(outside.shape[:-1]))
-    return list_array(np.arange(count + 1) * length, flat), outside.shape[:-1]
+    length = numpy_array.shape[-1]
+    count = numpy_array.size // length if length else int(np.prod(numpy_array.shape[:-1]))
+    return list_array(np.arange(count + 1) * length, flat), numpy_array.shape[:-1]
 
 
-def _outside(values: Any) -> _Array:
+def _to_numpy(values: Any) -> _Array:
     if isinstance(values, str | bytes):
         return object_column([values]).reshape(())
     if isinstance(values, list):
@@ -136,16 +136,16 @@ def _outside(values: Any) -> _Array:
     return np.asarray(values)
 
 
-def _flat(outside: _Array) -> pa.Array:
-    if outside.dtype.kind in "iu":
-        return pa.array(outside.ravel().astype(np.int64))
-    if outside.dtype.kind in "OSU":
-        return _text(outside.ravel().tolist())
-    raise SpecError(f"Text must be str or bytes, and ids integers, got an array of {outside.dtype}.")
+def _flat(numpy_array: _Array) -> pa.Array:
+    if numpy_array.dtype.kind in "iu":
+        return pa.array(numpy_array.ravel().astype(np.int64))
+    if numpy_array.dtype.kind in "OSU":
+        return _text(numpy_array.ravel().tolist())
+    raise SpecError(f"Text must be str or bytes, and ids integers, got an array of {numpy_array.dtype}.")
 
 
-def _lists(outside: _Array) -> pa.Array:
-    rows = [np.asarray(row) for row in outside.flat]
+def _lists(numpy_array: _Array) -> pa.Array:
+    rows = [np.asarray(row) for row in numpy_array.flat]
     deeper = [row.shape for row in rows if row.ndim != 1]
     if deeper:
         raise SpecError(f"Every entry must be a list, an array of one dimension, got an array of shape {deeper[0]}.")
@@ -165,7 +165,7 @@ def _text(values: list[Any]) -> pa.Array:
 
 
 def _not_text(values: list[Any]) -> Exception | None:
-    """Return the error for the first value that is no text."""
+    """Return the error for the first value that is not text."""
     for row, value in enumerate(values):
         if not isinstance(value, str | bytes):
             return SpecError(f"Text must be str or bytes, got {value!r:.80} ({type(value).__name__}) in row {row}.")
@@ -180,7 +180,7 @@ def _not_text(values: list[Any]) -> Exception | None:
 
 
 def from_arrow(array: pa.Array, shape: tuple[int, ...]) -> Any:
-    """Return the entries of `array` as an array of `shape`; a single one (shape ()) as str, int64 or array."""
+    """Return the entries of `array` as an array of `shape`; for shape (), the only entry: a str, int64 or array."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         return _numpy(array.flatten()).reshape(*shape, kind.list_size)
@@ -214,17 +214,17 @@ def offsets_of(array: pa.Array) -> _Array:
 
 
 def map_values(array: pa.Array, fn: Any) -> pa.Array:
-    """Apply `fn` to all entries; to the values inside if the entries are lists."""
+    """Apply `fn` to the entries, or to the values of entries that are lists."""
     return list_array(offsets_of(array), fn(array.values)) if is_list(array) else fn(array)
 
 
 @final
 @dataclass(frozen=True)
 class Split(TextStep):
-    """Tokens between white space, or between separators: exactly those of Python's `str.split`.
+    """Split text at white space or at a separator into the same tokens as Python's `str.split`.
 
     Attributes:
-        separator: What stands between two tokens; None for any amount of Unicode white space, where no token is empty.
+        separator: Text between two tokens; None for any amount of Unicode white space, which gives no empty tokens.
 
     Raises:
         InvalidArgumentError: The separator is empty.
@@ -245,13 +245,13 @@ class Split(TextStep):
             )
 
     def apply(self, array: pa.Array) -> pa.Array:
-        """Lists of tokens."""
+        """Return lists of tokens."""
         require_text(array, "Split")
         if self.separator is not None:
             return _as_large(pc.split_pattern(array, self.separator))
         trimmed = pc.utf8_trim_whitespace(array)
         lists = pc.utf8_split_whitespace(trimmed)
-        # Nothing but white space is one empty token for Arrow, and none for Python.
+        # For text of white space alone, Arrow returns one empty token, and Python none.
         offsets, empty = offsets_of(lists), pc.binary_length(trimmed).to_numpy() == 0
         if not empty.any():
             return list_array(offsets, lists.values)
@@ -263,7 +263,7 @@ class Split(TextStep):
 @final
 @dataclass(frozen=True)
 class Characters(TextStep):
-    """One token for every Unicode code point, as `list(text)` gives.
+    """Split text into Unicode code points, as `list(text)` does.
 
     Source: tf.strings.unicode_split.
 
@@ -272,7 +272,7 @@ class Characters(TextStep):
     """
 
     def apply(self, array: pa.Array) -> pa.Array:
-        """Lists of strings of one code point."""
+        """Return lists of strings of one code point."""
         require_text(array, "Characters")
         _, offset_buffer, data = array.buffers()
         offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
@@ -288,7 +288,7 @@ class Characters(TextStep):
 
 
 def require_text(array: pa.Array, what: str) -> None:
-    """SpecError unless the entries are text."""
+    """Raise SpecError unless the entries are text."""
     if not pa.types.is_large_string(array.type):
         raise SpecError(f"{what} takes text, got {array.type}. It must come before the steps that make ids or tokens.")
 
@@ -300,11 +300,11 @@ def _as_large(lists: pa.Array) -> pa.Array:
 @final
 @dataclass(frozen=True)
 class Pad(TextStep):
-    """Every sequence of ids cut at `length`, or filled up with `pad_id`: int64 of shape (..., length).
+    """Cut every sequence of ids at `length`, or pad it with `pad_id`: the result is int64 of shape (..., length).
 
     Attributes:
-        length: Ids in every result, >= 1.
-        pad_id: Stands behind a shorter sequence.
+        length: Number of ids in every result, >= 1.
+        pad_id: Id that is appended to shorter sequences.
 
     Raises:
         InvalidArgumentError: `length` < 1.
@@ -324,15 +324,15 @@ class Pad(TextStep):
             raise InvalidArgumentError(f"length must be an int >= 1, got {self.length!r}.")
 
     def apply(self, array: pa.Array) -> pa.Array:
-        """Fixed-size lists."""
+        """Return fixed-size lists."""
         if not is_list(array) or not pa.types.is_int64(array.type.value_type):
             raise SpecError(
                 f"Pad takes sequences of ids, got {array.type}. Make tokens into ids before, by a Vocabulary or "
                 "HashBuckets."
             )
         offsets = offsets_of(array)
-        places = np.arange(self.length)
-        filled = places < np.diff(offsets)[:, np.newaxis]
+        positions = np.arange(self.length)
+        filled = positions < np.diff(offsets)[:, np.newaxis]
         padded = np.full(filled.shape, self.pad_id, np.int64)
-        padded[filled] = array.values.to_numpy()[(offsets[:-1, np.newaxis] + places)[filled]]
+        padded[filled] = array.values.to_numpy()[(offsets[:-1, np.newaxis] + positions)[filled]]
         return pa.FixedSizeListArray.from_arrays(pa.array(padded.ravel()), self.length)

@@ -1,11 +1,10 @@
 """A file in memory that the ranks of a group map, and file locks that show which ranks are alive.
 
-The file has no name: other processes of the same user open it through /proc of its first process, and the kernel frees
-it with its last process.
+The file has no name. Other processes of the same user open the file through /proc of the process that created it. The
+kernel frees the file with the last process that has it open or mapped.
 
-Each rank locks its own byte of the file through its own descriptor (an open file description lock). The kernel releases
-the lock when the process ends in any way, and shows it to all processes: across containers, and for ranks that are
-threads of one process.
+Each rank locks one byte of the file through its own descriptor (an open file description lock). The kernel releases the
+lock when the process ends in any way. Locks are visible across containers, and to ranks that are threads of a process.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _FLOCK = "@hhqqi4x"
 
 @final
 class Segment:
-    """One rank's mapping of the file. :meth:`create_nameless` makes it on one rank, :meth:`open` on the others.
+    """One rank's mapping of the file. One rank calls :meth:`create_nameless`, the others :meth:`open`.
 
     Attributes:
         name: Path by which other processes open the file.
@@ -42,7 +41,7 @@ class Segment:
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
-        # The mapping needs no descriptor. The locks have their own descriptor: closing it releases them.
+        # The mapping needs no descriptor. The locks have their own, because closing a descriptor releases its locks.
         descriptor = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size != size:
@@ -57,11 +56,11 @@ class Segment:
         self._buffer: memoryview = self.memory.numpy().data
         self.token = bytes(self.bytes()[:TOKEN_BYTES])
         self._descriptor: int | None = os.open(name, os.O_RDWR | os.O_CLOEXEC)
-        _held.add(self)
+        _open_segments.add(self)
 
     @staticmethod
     def create_nameless(size: int) -> Segment:
-        """Create a file with all of its memory allocated; the size of `/dev/shm` is no limit.
+        """Create a file and allocate all of its memory. The size of `/dev/shm` does not limit the file.
 
         Raises:
             OSError: There is no room for the file.
@@ -69,7 +68,7 @@ class Segment:
         _require_room(size)
         descriptor = os.memfd_create("raydist-shm-nameless", os.MFD_CLOEXEC)
         try:
-            # Writing to a hole that cannot be filled would end the process with SIGBUS.
+            # If memory ran out, a write to an unallocated page would end the process with SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
             segment = Segment(_path_of(descriptor), size)
@@ -112,7 +111,7 @@ class Segment:
         return self._buffer
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat tensor in the segment, which keeps the segment mapped."""
+        """Return a flat tensor in the segment. The tensor keeps the segment mapped."""
         if numel == 0:
             return torch.empty(0, dtype=dtype)
         # Not a view of `memory`: autograd refuses some operations on views, and adding sparse tensors to a view with an
@@ -130,7 +129,7 @@ class Segment:
         return kind != fcntl.F_UNLCK
 
     def close(self) -> None:
-        """Release the locks. The memory is freed with the last tensor in it. May be called twice."""
+        """Release the locks. The last tensor in the segment frees the memory. May be called twice."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -147,7 +146,7 @@ class Segment:
 
 
 def _require_room(size: int) -> None:
-    """Raise if memory is short: files in memory may have no other limit, and the kernel would kill processes."""
+    """Raise OSError if memory is short: without this check the kernel might kill processes instead."""
     left = free_memory()
     if left is not None and size > left:
         raise OSError(errno.ENOSPC, f"{size:,} bytes are wanted, {left:,} are left of the machine's memory")
@@ -162,12 +161,12 @@ def _flock(kind: int, start: int, length: int) -> bytes:
     return struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
 
 
-_held: weakref.WeakSet[Segment] = weakref.WeakSet()
+_open_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """Close the segments in a forked child, which would otherwise show that a dead parent is alive."""
-    for segment in list(_held):
+    """Close the segments in a forked child, whose descriptors would keep the locks of a dead parent."""
+    for segment in list(_open_segments):
         segment.close()
 
 

@@ -1,7 +1,7 @@
 """A pool of InputWorker actors that implements the executor interface of the input engine.
 
-A pool survives a user's function that ends its process: the pool replaces a worker that crashes, exits, or runs out of
-memory, and repeats the worker's blocks. An element that kills workers becomes an error at its position.
+The pool replaces a worker that crashes, exits or runs out of memory, and repeats the worker's blocks. An element that
+kills workers becomes an error at the element's position.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _POLL_S = 0.05
 
 @final
 class RunningWorkers:
-    """A watch over the start of one pool's workers.
+    """The wait for a pool's first running worker, and the choice of a worker for each block.
 
     Args:
         name: Name of the pool.
@@ -57,18 +57,18 @@ class RunningWorkers:
         self._name = name
         self._kind = kind
         self._waiting = threading.Lock()
-        self._one_has_run = self._told = False
+        self._one_has_run = self._has_warned = False
         self._began = 0.0
 
     def await_first(self, start: Callable[[], Sequence[WorkerHandle]], closed: Callable[[], bool]) -> None:
-        """Block until a worker runs, `closed()` returns True, or `start_s` is over; only if workers need resources.
+        """Block until a worker runs, `closed()` is True or `start_s` has passed, if workers need resources.
 
         Raises:
             FailedPreconditionError: The cluster can never hold a worker.
         """
         if self._one_has_run or not self._kind.resources:
             return
-        with self._waiting:  # of several threads with blocks, only one waits
+        with self._waiting:  # one thread waits for a worker, the others for the lock
             if not self._one_has_run:
                 self._await(start(), closed)
                 self._one_has_run = True
@@ -87,18 +87,18 @@ class RunningWorkers:
         await_placed(request, wait, timeout_s=self._kind.start_s)
 
     def place_of_next(self, workers: Sequence[WorkerHandle], loads: Sequence[int], node: str = "") -> int:
-        """Return the index of the least loaded worker: of those on `node`, of the running ones, or of all."""
+        """Return the index of the least loaded worker on `node`, else of all running workers, else of all workers."""
         self._began = self._began or time.monotonic()
-        running = [place for place, worker in enumerate(workers) if worker.runs]
+        running = [index for index, worker in enumerate(workers) if worker.runs]
         if running and len(running) < len(workers):
-            self._tell(len(workers) - len(running), len(workers))
-        there = [place for place in running if node and workers[place].node == node]
-        return min(there or running or range(len(loads)), key=loads.__getitem__)
+            self._warn_of_missing(len(workers) - len(running), len(workers))
+        on_node = [index for index in running if node and workers[index].node == node]
+        return min(on_node or running or range(len(loads)), key=loads.__getitem__)
 
-    def _tell(self, missing: int, num_workers: int) -> None:
-        if self._told or time.monotonic() - self._began < self._kind.start_s:
+    def _warn_of_missing(self, missing: int, num_workers: int) -> None:
+        if self._has_warned or time.monotonic() - self._began < self._kind.start_s:
             return
-        self._told = True
+        self._has_warned = True
         _log.warning(
             "%d of %d input workers of %s have not started within %g s (Timeouts.start_s); the others work. Each "
             "asks for %s: the cluster may have nothing left.",
@@ -149,9 +149,9 @@ _BLOCKS_PER_WORKER = 2  # one running, one being sent
 
 @final
 class ActorExecutor(Executor):
-    """An executor that runs stages on a pool of actors, each block on the least loaded one. Thread-safe.
+    """An executor that sends each block to the least loaded actor of a pool. Thread-safe.
 
-    Workers start with the first block. They die with the process that made the pool.
+    The first block starts the workers. The workers end with the process that created the pool.
 
     Args:
         num_workers: Number of actors, >= 1.
@@ -159,7 +159,7 @@ class ActorExecutor(Executor):
         timeouts: `start_s` limits the start of an actor, `element_s` one block.
         resources: Ray resources of each actor; by default none (CPU 0): actors share the cores with other processes.
         node_ids: Ray nodes to run on, round robin; empty for any node.
-        memory_bytes: Memory limit of each worker; by default `resources["memory"]`, else the free memory at its start.
+        memory_bytes: Memory limit of each worker; by default `resources["memory"]`, else the free memory at the start.
     """
 
     place: StagePlace = "actors"
@@ -187,14 +187,14 @@ class ActorExecutor(Executor):
         self._lock = threading.RLock()  # guards all attributes below
         self._workers: list[WorkerHandle] = []
         self._pickles = StagePickles(KEPT_STAGES)
-        self._apart = CrashBisection(
-            self, self._start_apart, self._pickle_of, self._timeouts.element_s, self._failed_starts
+        self._bisection = CrashBisection(
+            self, self._start_separate_worker, self._pickle_of, self._timeouts.element_s, self._failed_starts
         )
         self._started = 0
         self._sizes: dict[tuple[tuple[str, ...], int], BlockSize] = {}
 
     def block_size(self, spec: StageSpec, together: int) -> BlockSize:
-        """Return the block size that the last iteration over this stage reached; growing it again takes ten steps."""
+        """Return the block size from the last iteration over the stage: a new block size takes ten steps to grow."""
         key = (tuple(kernel.label for kernel in spec.kernels), together)
         found = self._sizes.pop(key, None) or super().block_size(spec, together)
         self._sizes[key] = found
@@ -206,7 +206,7 @@ class ActorExecutor(Executor):
         return PoolTask(self, spec, block, starts)
 
     def submit_on(self, node: str, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> PoolTask:
-        """Do `submit` on a worker of one Ray node, if one runs there."""
+        """Submit a block, to a worker on Ray node `node` if one runs there."""
         return PoolTask(self, spec, block, starts, node)
 
     def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...], node: str = "") -> Sending:
@@ -222,10 +222,10 @@ class ActorExecutor(Executor):
             self._fill()
             digest, stage = self._pickles.get(spec)
             loads = self._loads()
-            place = self._running.place_of_next(self._workers, loads, node)
-            worker = self._workers[place]
+            index = self._running.place_of_next(self._workers, loads, node)
+            worker = self._workers[index]
             answer, stored = worker.run(digest, stage, block, starts)
-            return Sending(worker, answer, stored, self._timeouts.element_s * (1 + loads[place]))
+            return Sending(worker, answer, stored, self._timeouts.element_s * (1 + loads[index]))
 
     def start(self) -> None:
         """Start the workers before the first block. Does not wait for their start."""
@@ -256,7 +256,7 @@ class ActorExecutor(Executor):
 
     def received(self) -> None:
         """Record that the result of a block has arrived."""
-        self._apart.failed_in_a_row.end()
+        self._bisection.failed_in_a_row.end()
         self._failed_starts.end()
 
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
@@ -275,7 +275,7 @@ class ActorExecutor(Executor):
             return worker.block_at_work()
 
     def give_up(self, worker: WorkerHandle) -> None:
-        """Kill a worker that is stuck; the next block starts another one."""
+        """Kill a stuck worker. The next block starts a new worker."""
         with self._lock:
             if worker in self._workers:
                 self._workers.remove(worker)
@@ -284,10 +284,10 @@ class ActorExecutor(Executor):
     def run_alone(
         self, spec: StageSpec, block: Block, starts: tuple[int, ...], cancelled: Callable[[], bool]
     ) -> StageResult:
-        """Run a block on which a worker died row by row; an element that kills workers becomes an error."""
-        return self._apart.run(spec, block, starts, cancelled)
+        """Run, row by row, a block on which a worker died; an element that kills workers becomes an error."""
+        return self._bisection.run(spec, block, starts, cancelled)
 
-    def _start_apart(self) -> WorkerHandle:
+    def _start_separate_worker(self) -> WorkerHandle:
         with self._lock:
             return self._start_worker()
 
@@ -314,7 +314,7 @@ class ActorExecutor(Executor):
     def is_idle(self, timeout_s: float) -> bool:
         """Return True if every worker finishes its blocks within `timeout_s`, so that the pool can serve another epoch.
 
-        The pool drops the references to finished results, so that the object store can free their memory at once.
+        Also drop the references to finished results, so that the object store frees the memory.
         """
         if self.closed or not self._session.is_open:
             return False
@@ -355,7 +355,7 @@ class Sending:
 
 @final
 class PoolTask(Pending):
-    """A block and the worker that runs it. The constructor sends the block; it is sent again if the worker dies."""
+    """A block on a worker. The constructor sends the block; `result` sends the block again if the worker dies."""
 
     def __init__(
         self, pool: ActorExecutor, spec: StageSpec, block: Block, starts: tuple[int, ...], node: str = ""
@@ -377,7 +377,7 @@ class PoolTask(Pending):
 
     def done(self) -> bool:
         if not self._sent.worker.reachable:
-            return True  # with an error
+            return True  # `result` raises an error
         return bool(ray.wait([self._sent.ref], timeout=0, fetch_local=False)[0])
 
     def result(self) -> StageResult:
@@ -391,10 +391,10 @@ class PoolTask(Pending):
                 if self._was_at_work(error):
                     return self.pool.run_alone(self.spec, self.block, self.starts, self._is_cancelled)
                 self._sent = self.pool.send(self.spec, self.block, self.starts)  # the worker had not begun this block
-            except LostResultError as error:  # of an earlier stage: the block in this task gets the new reference
+            except LostResultError as error:  # of an earlier stage: `make_again` updates the block
                 make_again(error.result)
                 self._sent = self.pool.send(self.spec, self.block, self.starts)
-            except ObjectLostError:  # the answer was lost with its node
+            except ObjectLostError:  # the node with the answer died
                 self._sent = self.pool.send(self.spec, self.block, self.starts)
             except RayError as error:  # the result does not fit into the object store
                 raise UnavailableError(
@@ -415,13 +415,13 @@ class PoolTask(Pending):
     def _receive(self) -> StageResult:
         if not wait_for(self._sent.ref, self._sent.limit_s, self._is_cancelled, actor=self._sent.worker.name):
             self.pool.give_up(self._sent.worker)
-            raise self._late()
+            raise self._timeout_error()
         result = unpack_result(ray.get(self._sent.ref, timeout=self._sent.limit_s))
         self.pool.received()
         recipe = Recipe.of(self.pool, self.spec, self.block, self.starts)
         return with_row_ids(result, self._sent.stored, recipe, self._sent.worker.node)
 
-    def _late(self) -> DeadlineExceededError:
+    def _timeout_error(self) -> DeadlineExceededError:
         labels = ", ".join(kernel.label for kernel in self.spec.kernels)
         first, last = self.starts[0], self.starts[0] + self.block.num_rows - 1
         which = f"element {first}" if first == last else f"one of the elements {first} to {last}"

@@ -16,22 +16,22 @@ from raydist.training.callbacks.monitor import Mode, Monitor
 
 @final
 class ModelCheckpoint(Callback):
-    """A callback that saves the model at intervals, or when it is the best so far.
+    """A callback that saves the model at intervals, or whenever a logged value is the best so far.
 
-    A path that ends in ".safetensors" becomes a file of `Model.save`, for `rd.Model.load`; any other path becomes a
-    directory of `rd.Checkpoint(**model.checkpoint_objects())`. To resume an interrupted training, use
+    If the path ends in ".safetensors", `Model.save` writes a file for `rd.Model.load`. Otherwise a checkpoint of
+    `rd.Checkpoint(**model.checkpoint_objects())` is written to a directory. To resume an interrupted training, use
     `fit(checkpoint=...)` or :class:`BackupAndRestore`.
 
     Args:
-        filepath: Path of the saves. "{epoch}", "{batch}" and names of logs are replaced, as by `str.format`:
-            "{epoch:02d}-{val_loss:.2f}.safetensors"; epochs and batches count from 1. Checkpoints may be saved at a URI
-            that fsspec supports.
+        filepath: Path of the saves. `str.format` replaces "{epoch}", "{batch}" and names of logs, as in
+            "{epoch:02d}-{val_loss:.2f}.safetensors"; epochs and batches count from 1. The path of a checkpoint may be a
+            URI that fsspec supports.
         monitor: Name of the logged value that decides which model is best.
         verbose: 1 prints a line at each save.
-        save_best_only: Save only if the value is better than all before.
+        save_best_only: Save only if the value is the best so far.
         save_weights_only: Do not save the optimizer.
         mode: "min" or "max": the better direction; "auto" as for :class:`EarlyStopping`.
-        save_freq: "epoch": after every epoch; a number: after so many batches, with the logs of the epoch so far.
+        save_freq: "epoch": after every epoch. A number: after that many batches, with the logs of the epoch so far.
         initial_value_threshold: Value that the first logged value must improve on.
 
     Raises:
@@ -90,7 +90,7 @@ class ModelCheckpoint(Callback):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """Save if enough batches have passed. Blocks for the dispatched steps in that case."""
+        """Save if enough batches have passed. A save blocks until the dispatched steps have run."""
         if self._every is None:
             return
         self._batches += batch + 1 if batch <= self._last_batch else batch - self._last_batch
@@ -100,7 +100,7 @@ class ModelCheckpoint(Callback):
             self._save(logs, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Save, unless the callback saves after batches, or the model is not better."""
+        """Save, unless `save_freq` is a number, or `save_best_only` is set and the model is not the best so far."""
         self._epoch = epoch
         if self._every is None and logs:
             self._save(logs, None)
@@ -108,8 +108,8 @@ class ModelCheckpoint(Callback):
     def _save(self, logs: Mapping[str, Any], batch: int | None) -> None:
         if self._best_only and not self._is_best(logs):
             return
-        path = self._filled(logs, batch)
-        self._say(f"saving model to {shown_uri(path)}")
+        path = self._format_path(logs, batch)
+        self._print(f"saving model to {shown_uri(path)}")
         if path.endswith(".safetensors"):
             self.model.save(path, optimizer=not self._weights_only)
             return
@@ -122,16 +122,16 @@ class ModelCheckpoint(Callback):
             return True
         before = self._monitor.best
         if not self._monitor.update_best(value, lambda: self.model.metrics):
-            self._say(f"{self._monitor.name} did not improve from {_text(before)}")
+            self._print(f"{self._monitor.name} did not improve from {_format_value(before)}")
             return False
-        self._say(f"{self._monitor.name} improved from {_text(before)} to {value:.5f}")
+        self._print(f"{self._monitor.name} improved from {_format_value(before)} to {value:.5f}")
         return True
 
-    def _say(self, what: str) -> None:
+    def _print(self, what: str) -> None:
         if self._verbose:
             print(f"Epoch {self._epoch + 1}: {what}")
 
-    def _filled(self, logs: Mapping[str, Any], batch: int | None) -> str:
+    def _format_path(self, logs: Mapping[str, Any], batch: int | None) -> str:
         if "{" not in self._path:
             return self._path
         batches = {} if batch is None else {"batch": batch + 1}
@@ -152,7 +152,7 @@ class ModelCheckpoint(Callback):
         self._monitor.best, self._batches, self._last_batch = state["best"], state["batches"], state["last_batch"]
 
 
-def _text(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return "None" if value is None else f"{value:.5f}"
 
 
@@ -166,8 +166,8 @@ class BackupAndRestore(Callback):
 
     Args:
         backup_dir: Directory for the saves: a path, or a URI that fsspec supports. Must not be used for anything else.
-        save_freq: "epoch": save after every epoch. A number: save after so many batches. False: save only on preemption
-            (see :class:`CheckpointManager`), which the other settings save for as well.
+        save_freq: "epoch": save after every epoch. A number: save after that many batches. False: save only on
+            preemption (see :class:`CheckpointManager`). The other settings also save on preemption.
         double_checkpoint: Also keep the previous checkpoint, and resume from it if the last one is damaged.
         delete_checkpoint: Remove the saves once training has ended normally.
 
@@ -183,7 +183,7 @@ class BackupAndRestore(Callback):
     ...         model.compile("sgd", "mse")
     ...     backup = rd.BackupAndRestore(folder, delete_checkpoint=False)
     ...     return model.fit(x, x, epochs=epochs, callbacks=[backup], verbose=False)
-    >>> [len(train(epochs).epoch) for epochs in (1, 3)]  # the second goes on where the first was
+    >>> [len(train(epochs).epoch) for epochs in (1, 3)]  # the second continues after the first
     [1, 3]
 
     Source: keras.callbacks.BackupAndRestore.
@@ -210,7 +210,7 @@ class BackupAndRestore(Callback):
         self._deletes = delete_checkpoint
 
     def _manager(self, checkpoint: Checkpoint, batches: Callable[[], int]) -> CheckpointManager:
-        """Return the manager that saves and restores the checkpoint of a `fit` with so many batches done."""
+        """Return the manager that saves and restores a `fit`; `batches` returns the number of finished batches."""
         return CheckpointManager(
             checkpoint,
             self._directory,
