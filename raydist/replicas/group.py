@@ -1,6 +1,6 @@
-"""The driver's handle of a set of replica actors: dispatch steps, wait, call, rebuild after an error, stop.
+"""The driver's handle of the replica actors: dispatch steps, wait, call methods, rebuild after an error, stop.
 
-One group serves every strategy whose replicas run in lock step. This module knows nothing of variables or datasets.
+All strategies whose replicas run in lock step use this module. The module does not depend on variables or datasets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Args = TypeVarTuple("_Args")
 
 @final
 class ReplicaGroup:
-    """N replicas in lock step. For use by one thread."""
+    """N replicas that run in lock step. Only `ask_beside` is thread-safe."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class ReplicaGroup:
 
     def start(self) -> None:
         """Start the runners and form the first generation. Blocks until every replica answers (limit: `start_s`)."""
-        asked = [self._actors.about(setup.rank) for setup in self._setups]
+        about_refs = [self._actors.about(setup.rank) for setup in self._setups]
         refs = [self._actors.start(setup.rank, ReplicaRunner, setup, self._join_group) for setup in self._setups]
-        found: list[Software] = self.steps.wait_for(asked, self._timeouts.start_s, "starting", "Timeouts.start_s")
+        found: list[Software] = self.steps.wait_for(about_refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
         require_same_software(installed_software(), found, self._actors.names)
         require_devices([setup.device for setup in self._setups], found, self._actors.names)
         self.steps.wait_for(refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
@@ -64,7 +64,7 @@ class ReplicaGroup:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Form a new generation of all replicas, and clear earlier failures. Gives up dispatched steps. Blocks."""
+        """Form a new generation of all replicas, and clear earlier failures. Discards dispatched steps. Blocks."""
         self.steps.tell()
         self.steps.require_alive()
         self.steps.give_up()
@@ -84,7 +84,7 @@ class ReplicaGroup:
         )
 
     def wait_to_close(self) -> None:
-        """Wait for every dispatched step, but first check that the replicas' processes answer beside their steps."""
+        """Check that the replicas' processes answer calls during their steps; then wait for all dispatched steps."""
         if not self._actors.reachable:
             return  # Ray was shut down
         silent = self._actors.silent(self._timeouts.close_s) if self.steps.num_under_way else []
@@ -113,7 +113,7 @@ class ReplicaGroup:
     def ask_mirrors(
         self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None
     ) -> list[_T]:
-        """Call a method of the mirrored variables of replicas (None: all); return the results in rank order.
+        """Call a `MirrorCalls` method on the replicas `ranks` (None: all); return the results in rank order.
 
         Blocks until all dispatched steps and the calls are done; raises their error.
         """
@@ -128,13 +128,13 @@ class ReplicaGroup:
         return self.steps.wait_for(self._ask(method, asked, *args), self._timeouts.step_s, doing, names=names)
 
     def _ask(self, method: Callable[[ReplicaRunner, *_Args], object], ranks: Sequence[int], *args: *_Args) -> list[Any]:
-        """Call a method of runners by name; return the references of the results. Does not block."""
+        """Call a method of the runners of `ranks`; return the references of the results. Does not block."""
         return [self._actors.call(rank, method.__name__, *args) for rank in ranks]
 
     def ask_beside(
         self, method: Callable[[ReplicaRunner, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None
     ) -> list[_T]:
-        """Return what replicas (None: all) answer concurrently with their steps. Thread-safe; changes no state here."""
+        """Call a method of runners (`ranks`; None: all) during their steps; return the results. Thread-safe."""
         asked = self._ranks if ranks is None else ranks
         refs = [self._actors.ask_beside(rank, method.__name__, *args) for rank in asked]
         names = [self._actors.names[rank] for rank in asked]
@@ -150,7 +150,7 @@ class ReplicaGroup:
     def close(self, *, gently: bool) -> None:
         """Stop the replicas; `gently` lets them leave their group first. Does not raise if a replica is gone."""
         if not self._process.is_this:
-            return  # a forked child drops its copy
+            return  # a forked child must not stop the replicas of its parent
         if gently and not self.steps.failed and self.answers(self._timeouts.close_s / 2):
             refs = self._ask(ReplicaRunner.close, self._ranks)
             with contextlib.suppress(Exception):  # replicas that do not stop are killed next
