@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from raydist.options import AutoShardPolicy as AutoShardPolicy
     from raydist.options import AutotuneOptions as AutotuneOptions
     from raydist.options import CommunicationOptions as CommunicationOptions
+    from raydist.options import FailureOptions as FailureOptions
     from raydist.options import InputOptions as InputOptions
     from raydist.options import InputReplicationMode as InputReplicationMode
     from raydist.options import OptimizationOptions as OptimizationOptions
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from raydist.pipelines.tf_example.parse import parse_single_example as parse_single_example
     from raydist.pipelines.tf_example.ragged_features import RaggedFeature as RaggedFeature
     from raydist.pipelines.tf_example.ragged_features import RaggedTensorValue as RaggedTensorValue
+    from raydist.replicas.recovery import ReplicaFailure as ReplicaFailure
     from raydist.replicas.rules import ReplicaVariables as ReplicaVariables
     from raydist.replicas.rules import StrategyHooks as StrategyHooks
     from raydist.strategies.cluster_coordinator import ClusterCoordinator as ClusterCoordinator
@@ -167,6 +169,7 @@ _MODULE_OF = {
     "DistributedIterator": "raydist.distributed_dataset",
     "EarlyStopping": "raydist.training.callbacks.early_stopping",
     "FailedPreconditionError": "raydist.core.errors",
+    "FailureOptions": "raydist.options",
     "FixedLenFeature": "raydist.pipelines.tf_example.features",
     "FixedLenSequenceFeature": "raydist.pipelines.tf_example.features",
     "FixedLengthRecordDataset": "raydist.dataset.readers",
@@ -212,6 +215,7 @@ _MODULE_OF = {
     "ReplicaContext": "raydist.context.replica_context",
     "StrategyHooks": "raydist.replicas.rules",
     "ReplicaVariables": "raydist.replicas.rules",
+    "ReplicaFailure": "raydist.replicas.recovery",
     "RunOptions": "raydist.options",
     "ServerStats": "raydist.parameter_servers.requests",
     "ShardedEmbedding": "raydist.parameter_servers.sharded_embedding",

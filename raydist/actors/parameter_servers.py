@@ -1,4 +1,4 @@
-"""Parameter servers in Ray actors: connections by actor calls, the actor class, its metrics, and the launch.
+"""Parameter servers in Ray actors: connections by actor calls, the actor itself with its metrics, and their start.
 
 A server's process answers requests one at a time. `ServerActors` starts and ends the servers of one strategy.
 """
@@ -38,23 +38,23 @@ from raydist.parameter_servers.connection import (
 from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, ServerStats, Statistics
 
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-# Ray sends arguments and results of up to 100 KB inline, and larger ones through the object store, which takes 2 ms of
-# the raylet's CPU time. So messages of up to 1 MiB are cut into inline pieces.
-_PIECE_BYTES, _MAX_INLINE_BYTES = 90_000, 1 << 20
+# Arguments and results of up to 100 KB travel with a call; larger ones go through the object store, which takes 2 ms of
+# the raylet's CPU time. So messages of up to 1 MiB are cut into pieces.
+_PIECE, _IN_CALL = 90_000, 1 << 20
 _Message = bytes | tuple[bytes, list[_Bytes]]
 
 
 def pack_message(head: Any, tensors: Sequence[torch.Tensor], *, copy: bool = False) -> _Message:
-    """Pack a request or an answer with its tensors into as few objects as possible: Ray pickles each object slowly.
+    """Pack a request or an answer with its tensors: as few objects as possible, because Ray pickles each slowly.
 
     Args:
         head: The request or answer.
         tensors: Dense tensors on the CPU.
-        copy: Copy the tensors, because they may change before Ray has sent the message.
+        copy: Copy the tensors, which may change before Ray has sent the message.
     """
     layout = [(each.dtype, tuple(each.shape)) for each in tensors]
     parts = [flat_bytes(each.detach()) for each in tensors]
-    small = sum(map(len, parts)) <= _MAX_INLINE_BYTES
+    small = sum(map(len, parts)) <= _IN_CALL
     if len(parts) > 1 and (small or copy) and len({each.dtype for each in tensors}) == 1:
         parts = [torch.cat(parts)]
     elif copy and not small:
@@ -66,7 +66,7 @@ def pack_message(head: Any, tensors: Sequence[torch.Tensor], *, copy: bool = Fal
 
 
 def unpack_message(pieces: Sequence[Any]) -> tuple[Any, list[torch.Tensor]]:
-    """Undo `pack_message` and `_cut`. The tensors share the message's memory and must not be modified."""
+    """Undo `pack_message` and `_cut`. The tensors share the message's memory, and must not be written to."""
     pickled, mapped = pieces[0] if isinstance(pieces[0], tuple) else (b"".join(pieces), None)
     head, layout, arrays = pickle.loads(pickled)
     parts = [_tensor_of(each) for each in (arrays if mapped is None else mapped)]
@@ -77,7 +77,7 @@ def unpack_message(pieces: Sequence[Any]) -> tuple[Any, list[torch.Tensor]]:
 
 
 def _cut(message: _Message, count: int) -> list[Any]:
-    """Cut a message into `count` pieces; the last pieces may be empty."""
+    """Cut a message into a number of pieces, some of which may be empty."""
     if isinstance(message, tuple):
         return [message, *[b""] * (count - 1)]
     size = -(-len(message) // count)
@@ -85,7 +85,7 @@ def _cut(message: _Message, count: int) -> list[Any]:
 
 
 def _num_pieces(num_bytes: int) -> int:
-    return 1 if num_bytes > _MAX_INLINE_BYTES else 1 + num_bytes // _PIECE_BYTES
+    return 1 if num_bytes > _IN_CALL else 1 + num_bytes // _PIECE
 
 
 def _tensor_of(array: _Bytes) -> torch.Tensor:
@@ -96,7 +96,7 @@ def _tensor_of(array: _Bytes) -> torch.Tensor:
 
 @final
 class _ArrayView:
-    """A view of a read-only array that numpy treats as writable, because torch warns about read-only arrays."""
+    """A view of an array's memory that numpy takes for writable: torch warns of read-only arrays."""
 
     def __init__(self, array: _Bytes) -> None:
         self.array = array
@@ -112,7 +112,7 @@ class RayConnection:
     Attributes:
         handle: Handle of the server's actor.
         name: Name of the server, for messages.
-        limit_s: Seconds within which the server's process must answer a call.
+        limit_s: Seconds for which the server's process may hold a call.
     """
 
     handle: Any
@@ -191,21 +191,21 @@ class ServerMetrics:
     def update(self, stats: ServerStats) -> None:
         """Update Ray's metrics to the server's current counts."""
         for name, counter in self._counters.items():
-            _increase(counter, getattr(stats, name) - getattr(self._before, name), self._tags)
+            _raise(counter, getattr(stats, name) - getattr(self._before, name), self._tags)
         self._held.set(stats.bytes_held, tags=self._tags)
         for changes, count in stats.staleness.items():
             tags = {**self._tags, "changes": staleness_bucket(changes)}
-            _increase(self._staleness, count - self._before.staleness.get(changes, 0), tags)
+            _raise(self._staleness, count - self._before.staleness.get(changes, 0), tags)
         self._before = stats
 
 
-def _increase(counter: Any, by: float, tags: Mapping[str, str]) -> None:
+def _raise(counter: Any, by: float, tags: Mapping[str, str]) -> None:
     if by > 0:  # Ray refuses 0
         counter.inc(by, tags=dict(tags))
 
 
 def staleness_bucket(changes: int) -> str:
-    """Return the label of the range that contains a staleness. Each range is twice as wide as the previous one.
+    """Return the label of the range that a staleness falls into. Each range is twice as wide as the previous one.
 
     >>> [staleness_bucket(changes) for changes in (0, 1, 2, 3, 4, 7, 8)]
     ['0', '1', '2-3', '2-3', '4-7', '4-7', '8-15']
@@ -216,7 +216,7 @@ def staleness_bucket(changes: int) -> str:
     return f"{first}-{2 * first - 1}"
 
 
-_PUBLISH_S = 5.0  # interval at which Ray's metrics are updated
+_PUBLISH_S = 5.0  # between two readings of the server's statistics, for Ray's metrics
 
 
 @final
@@ -267,7 +267,7 @@ class ServerHost:
             return future.result(limit_s)
         except TimeoutError:
             if future.done():
-                raise  # the server raised this TimeoutError
+                raise  # the server's own
             raise server_is_late(self._title, limit_s) from None
 
 
@@ -278,7 +278,7 @@ def _publish(dispatcher: RequestDispatcher, metrics: ServerMetrics, ended: threa
             metrics.update(stats)
 
 
-_SPARE_THREADS = 4  # for the driver and for metrics, besides one thread for each worker
+_SPARE_THREADS = 4  # for the driver and for metrics, in addition to one thread for each worker that may wait
 
 
 @final
@@ -286,11 +286,11 @@ class ServerActors:
     """The server actors of one strategy. The constructor starts their processes; the actors are not detached.
 
     Args:
-        reservation: The reserved bundles; the first ones are for the servers. The caller still owns the reservation.
-        nodes: Name of each server's node, for messages; "" if unknown.
+        reservation: The reserved bundles, which the caller still owns; its first bundles are those of the servers.
+        nodes: Name of each server's node, for messages; empty if unknown.
         name: Name of the strategy.
         resources: Resources that each server takes from its bundle: "CPU", "GPU", "memory" in bytes, and others.
-        num_workers: Number of workers, which may all wait for an answer at the same time.
+        num_workers: Number of workers that may have a request under way.
         limit_s: Seconds that an answer may take (`Timeouts.collective_s`).
     """
 
@@ -360,5 +360,5 @@ class ServerActors:
 
 
 def _launch(reservation: Reservation, wanted: Mapping[str, float], bundle: int, name: str, *, threads: int) -> Any:
-    actor_class = ray.remote(concurrency_groups={"asks": threads})(ServerHost)  # type: ignore[call-overload]  # untyped option
+    actor_class = ray.remote(concurrency_groups={"asks": threads})(ServerHost)  # type: ignore[call-overload]  # an option Ray leaves out
     return actor_class.options(**bundle_options(reservation, bundle, wanted, name)).remote()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, final
 
 import ray
+from ray.exceptions import RayActorError, RayError
 
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservations import bundle_options, guard_reservation
@@ -20,6 +21,7 @@ from raydist.actors.supervision import (
     RemoteFailure,
     done_before_failure,
     end_on_sigterm,
+    first_line,
     kill_actors,
     title_of_this_actor,
     wait_for_all,
@@ -204,6 +206,25 @@ class ReplicaActors:
         asked = {handle.control.remote(0, "ping"): name for handle, name in zip(self._handles, names, strict=True)}
         return [asked[ref] for ref in ray.wait(list(asked), num_returns=len(asked), timeout=within_s)[1]]
 
+    def lost(self, within_s: float) -> dict[int, str]:
+        """Return the replicas whose process is gone, or does not answer a ping within `within_s`, with the reason."""
+        if not self.reachable:
+            return {}
+        asked = [handle.control.remote(0, "ping") for handle in self._handles]
+        ready = set(ray.wait(asked, num_returns=len(asked), timeout=within_s)[0])
+        found: dict[int, str] = {}
+        for rank, ref in enumerate(asked):
+            if ref not in ready:
+                found[rank] = f"{self.names[rank]} does not answer"
+                continue
+            try:
+                ray.get(ref, timeout=0)
+            except RayActorError as error:
+                found[rank] = f"{self.names[rank]} is gone: {first_line(error).rstrip('.')}"
+            except RayError:
+                pass  # it lives; an error of its own is told elsewhere
+        return found
+
     def discard(self, refs: Sequence[Any]) -> None:
         """Drop results unread, so that Ray does not log their errors as unhandled."""
         if not refs or not self.reachable:
@@ -287,8 +308,9 @@ class ReplicaHost:
 
     @ray.method(concurrency_group="control")
     def control(self, place: int, method: str, *args: Any) -> Any:
-        """Call a method of a runner in a separate thread, without waiting for steps."""
-        return getattr(self._runners[place], method)(*args)
+        """Call a method of a runner in a separate thread, without waiting for steps. Do nothing before it starts."""
+        runner = self._runners.get(place)
+        return None if runner is None else getattr(runner, method)(*args)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,8 @@
-"""The driver's side of saves during a run whose step function draws batches itself.
+"""Saves during a run whose step function draws batches itself: the driver's half.
 
-During such a run, the driver cannot call `save` between two steps. A driver thread polls the first replica for saves
-that the step function requested. For each save, the thread writes the driver's own states as of the start of the run,
-makes the replicas write their states, and commits the checkpoint. On preemption, the thread stops all replicas before
-the same draw.
+While such a run is under way, the driver cannot call `save` between two steps. A thread polls the first replica for
+saves that the step function requested, writes the driver's own states (as they were when the run began), makes the
+replicas write theirs, and commits the checkpoint. On preemption the thread makes all replicas stop at the same draw.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from raydist.summary.writer import flush_writers
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
-_POLL_S = 0.05  # between two polls of the first replica; a poll costs 1 ms of the replica's CPU time
+_POLL_S = 0.05  # between two polls of the first replica, each of which costs 1 ms of the replica's CPU time
 
 
 class LoopHost(Protocol):
@@ -57,13 +56,13 @@ class LoopHost(Protocol):
         """Limit in seconds of a step, and of a save."""
 
     def ask(self, rank: int | None, method: Callable[[ReplicaLoops, *_Args], _T], *args: *_Args) -> list[_T]:
-        """Call a method on replica `rank` (None: all), concurrently with steps; return the results. Thread-safe."""
+        """Call a method on one replica or all, concurrently with their steps; return the results. Thread-safe."""
 
     def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
         """Return the progress of a save on each replica. Thread-safe."""
 
     def take_records(self, by_replica: Sequence[Sequence[Record]]) -> None:
-        """Pass the summaries of each replica up to a save to the summary writers. Thread-safe."""
+        """Give the summaries that all replicas have recorded up to a save to their writers. Thread-safe."""
 
     def drain(self) -> None:
         """Block until all dispatched work has ended; raise its errors. Called by the program's threads."""
@@ -75,15 +74,15 @@ class LoopHost(Protocol):
         """Return how replicas save the object; see `ShardSaver.save_mode`."""
 
     def driver_items(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
-        """Return `ShardTerms.driver_items` for these objects."""
+        """Return the counts that `ShardTerms.driver_items` describes."""
 
 
 @final
 class ManagedLoop:
-    """One checkpoint manager during one run. The program's thread calls `command`; the polling thread calls `write`.
+    """One manager in one run. The program's thread calls `command`; the polling thread calls `write`.
 
     Attributes:
-        preempted: The exception that ends the process; None until the save before preemption is written.
+        preempted: Exception that ends the process, once the save before preemption is written.
     """
 
     def __init__(
@@ -95,25 +94,25 @@ class ManagedLoop:
         self._exit_code = exit_code
         self._iterators = tuple(iterators)
         self._capture = Capture({})
-        # For each dataset or iterator that shares the position of an iterator of the run, by name: the index of this
-        # iterator, and the object's state without the position.
+        # Datasets and iterators that have the position of an iterator of the run, by name: the index of that iterator,
+        # and the object's state without the position.
         self._positioned: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._terms = ShardTerms()
         self._objects: dict[str, Any] = {}
         self.preempted: Preempted | None = None
 
     def command(self, remote: LoopHost) -> ManagerCommand:
-        """Return the command for the replicas. Copy the driver's own states, as of the start of the run."""
+        """Return the command for the replicas. Copies the driver's own states, as of the beginning of the run."""
         saves = self._saves
         self._objects = named = saves.contents.named()
         self._positioned = {name: found for name, obj in named.items() if (found := self._iterator_of(obj)) is not None}
         handles, gradients = self._handles(remote), self._gradients(remote)
-        on_replicas = {**{name: named[name] for name in handles}, **{name: named[name].module for name in gradients}}
+        homes = {**{name: named[name] for name in handles}, **{name: named[name].module for name in gradients}}
         self._terms = ShardTerms(
-            frozenset(name for name, obj in on_replicas.items() if remote.save_mode(obj) == "whole"),
+            frozenset(name for name, obj in homes.items() if remote.save_mode(obj) == "whole"),
             driver_items=remote.driver_items({name: named[name] for name in handles}),
         )
-        self._capture = saves.contents.capture(copy=True, skip={*on_replicas, *self._positioned})
+        self._capture = saves.contents.capture(copy=True, skip={*homes, *self._positioned})
         counter, best = saves.counter, saves.run.retention.best
         counted_by = None if counter is None else remote.handle_of(counter)
         return ManagerCommand(
@@ -149,7 +148,7 @@ class ManagedLoop:
         }
 
     def partly_sent(self, remote: LoopHost) -> list[nn.Module]:
-        """Return modules that are not on the replicas but have variables there: the driver's copies become stale."""
+        """Return modules that the replicas lack, but of which they have variables: the driver's copies become stale."""
         modules = [obj for obj in self._saves.contents.named().values() if isinstance(obj, nn.Module)]
         return [
             module
@@ -172,7 +171,7 @@ class ManagedLoop:
     ) -> SaveOutcome:
         """Write a save whose shards the replicas have copied. Never raises; the outcome holds the error.
 
-        `begin` makes the replicas write their shards. `reason`, the reason for preemption, is used by the last save.
+        `begin` makes the replicas write their shards; `reason` is the reason for preemption, for the last save.
         """
         saves = self._saves
         path = saves.run.path_to(requested.number)
@@ -180,7 +179,7 @@ class ManagedLoop:
         saves.note_begun(saves.last_step, requested.copy_s)
         error = None if handle.error is None else as_exception(handle.error)
         if requested.is_last:
-            handle.was_told = handle.was_raised = True  # `preempted` reports the error
+            handle.was_told = handle.was_raised = True  # by the exception that ends the process
             said = f" What it reached is in {shown_uri(path)!r}." if error is None else unsaved(saves, error)
             self.preempted = Preempted(self._exit_code, f"This process is to end: {reason}.{said}")
         return SaveOutcome(None if error is None else pack_error(error), saves.writer.num_failures, self.preempted)
@@ -210,13 +209,13 @@ class ManagedLoop:
         return found
 
     def take_counts(self, count: LoopCount) -> None:
-        """Take over the replicas' counts of `save` calls at the end of the run."""
+        """Continue the counts of `save` calls of the replicas after the end of the run."""
         self._saves.calls, self._saves.last_step = count.calls, count.last_step
 
 
 @final
 class DriverLoop:
-    """The saves of one run. The program's thread calls `command` before it dispatches the run, then `start`."""
+    """The saves of one run. The program's thread calls `command` before it dispatches the run, and `start` after it."""
 
     def __init__(self, host: LoopHost, parts: Sequence[ManagedLoop]) -> None:
         self._host = host
@@ -227,11 +226,11 @@ class DriverLoop:
         self._thread: threading.Thread | None = None
 
     def command(self) -> LoopCommand:
-        """Return the command for the replicas. Call this once the objects that the run uses have handles."""
+        """Return the command for the replicas. Objects that the run uses must be sent, or about to be sent."""
         return LoopCommand(tuple(part.command(self._host) for part in self._parts.values()), self._host.limit_s)
 
     def partly_sent(self) -> list[nn.Module]:
-        """Return the modules to send to the replicas for saves. Call this once the run's objects have handles."""
+        """Return the modules to send to the replicas for saves. Call this after the run's own objects are sent."""
         return [module for part in self._parts.values() for module in part.partly_sent(self._host)]
 
     def start(self, step: int) -> None:
@@ -311,7 +310,7 @@ class DriverLoop:
 
 
 def begin_loop(arguments: Any, host: LoopHost) -> DriverLoop | None:
-    """Return the `DriverLoop` of a run; None if no argument is a distributed iterator, or no manager watches steps.
+    """Return the driver's half of a run; None if no argument is a distributed iterator, or no manager is watching.
 
     Blocks until the previous run has ended, and raises that run's error.
     """

@@ -1,8 +1,8 @@
-"""Save values on parameter servers: a worker sends commands to the servers; each server copies and writes its slices.
+"""Save values on parameter servers: a worker tells each server its slices; the server copies and writes them.
 
-The worker sends the commands while no other worker runs anything, so that the servers' values are consistent. Small
-objects, and tensors that no server has (e.g. computed by a module for its state), are sent to one of the servers with
-the command. A server copies its slices between two requests and writes the copies in a thread.
+The worker's half runs while no other worker does anything, so that the servers' values are consistent. Small objects,
+and tensors that no server has (a tensor that a module computes for its state), go to one of the servers along with the
+command. A server copies its slices between two requests, and writes them in a thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SlicePlace:
 
     @property
     def is_first(self) -> bool:
-        """True for the slice with which the state of the whole tensor is saved."""
+        """True for the slice that carries the state of the tensor as a whole."""
         return self.rows is None or self.rows.start == 0
 
 
@@ -62,9 +62,9 @@ class SliceFile:
     number: int = 0  # index among the object's files
     name: str = ""  # name of the file
     slices: tuple[SlicePlace, ...] = ()  # slices in the file
-    # handle of an optimizer: its state of the slices is saved instead of their values
+    # handle of the optimizer whose state of these slices is saved, instead of the slices' values
     optimizer: int | None = None
-    given: tuple[str, ...] = ()  # names of the tensors that are sent with the command, in this order
+    given: tuple[str, ...] = ()  # names of tensors that are on no server and are sent with the command, in this order
     tables: tuple[tuple[str, int], ...] = ()  # entry name and handle of each embedding table whose rows are saved
 
 
@@ -80,7 +80,7 @@ class SaveCommand:
 
 @final
 class SaveCommands:
-    """The builder of the commands of one save."""
+    """The commands of one save, built object by object."""
 
     def __init__(self, request: ShardRequest, num_servers: int, max_part_bytes: int = MAX_PART_BYTES) -> None:
         self._request = request
@@ -98,9 +98,9 @@ class SaveCommands:
         optimizer: int | None = None,
         size_ratio: float = 1.0,
     ) -> None:
-        """Add an object: its slices on servers, and `given` tensors, which are on no server.
+        """Add an object: slices that are on servers, and `given` tensors that are on none.
 
-        `optimizer`: see `SliceFile`. `size_ratio`: bytes to save for each byte of a slice.
+        `optimizer` as in `SliceFile`. For each byte of a slice, `size_ratio` bytes are saved.
         """
         files = self._files_of_slices(SliceFile(owner, optimizer=optimizer), places, size_ratio)
         if given:
@@ -111,7 +111,7 @@ class SaveCommands:
         self._add_files(owner, files)
 
     def add_rows(self, owner: str, tables: Mapping[str, int]) -> None:
-        """Add the rows of embedding tables; `tables` has handles by path. Each server has some rows of each table."""
+        """Add the rows of embedding tables, given their handles by path. Each server has some of the rows."""
         files = [
             (
                 server,
@@ -131,7 +131,7 @@ class SaveCommands:
     ) -> list[tuple[int, SliceFile]]:
         files: list[tuple[int, SliceFile]] = []
         for server in range(len(self._files)):
-            mine = {place.key: (place, part) for place, part in _slice_places(places) if part.server == server}
+            mine = {place.key: (place, part) for place, part in _places(places) if part.server == server}
             sizes = {key: int(part.num_bytes * size_ratio) for key, (_, part) in mine.items()}
             for keys in plan_parts(sizes, self._most) if mine else []:
                 files.append((server, replace(like, slices=tuple(mine[key][0] for key in keys))))
@@ -143,7 +143,7 @@ class SaveCommands:
         return SaveCommand(self._request.token, self._request.new, tuple(self._files[server])), self._tensors[server]
 
 
-def _slice_places(places: Mapping[str, Sequence[PsSlice]]) -> Iterable[tuple[SlicePlace, PsSlice]]:
+def _places(places: Mapping[str, Sequence[PsSlice]]) -> Iterable[tuple[SlicePlace, PsSlice]]:
     for key, parts in places.items():
         whole = sum(part.shape[0] for part in parts) if parts[0].shape else 0
         for part in parts:
@@ -160,11 +160,11 @@ class ServerWriter(ServerSaver):
         self._last = ""
 
     def begin(self, command: SaveCommand, tensors: Sequence[torch.Tensor], held: ServerState) -> None:
-        if command.token == self._last:  # sent again by another worker, as the first one died; values are unchanged
+        if command.token == self._last:  # the worker that asked has died, and another one asks: nothing has changed
             return
         self._last = command.token
         try:
-            copied = _CopiedValues(command, tensors, held)
+            copied = _Copied(command, tensors, held)
         except Exception as error:
             self._reports.record(command.token, error)
             return
@@ -179,8 +179,8 @@ class ServerWriter(ServerSaver):
 
 
 @final
-class _CopiedValues:
-    """Copies of the values that a command saves."""
+class _Copied:
+    """Copies of the current values that a command asks for."""
 
     def __init__(self, command: SaveCommand, tensors: Sequence[torch.Tensor], held: ServerState) -> None:
         self._new = command.new
@@ -197,7 +197,7 @@ class _CopiedValues:
                         rows[key] = place.rows
                     found[key] = _copy(tensor)
             for entry, handle in file.tables:
-                packed = pack_state({entry: dict(held.table_state(handle))}, file.owner)  # `table_state` copies
+                packed = pack_state({entry: dict(held.table_state(handle))}, file.owner)  # copies
                 self.entries.setdefault(file.owner, {})[entry] = packed.values[entry]
                 found |= {key: torch.as_tensor(tensor) for key, tensor in packed.tensors.items()}
             self._files.append((file, found, rows))
@@ -206,7 +206,7 @@ class _CopiedValues:
         return {place.key: held.value(place.number)}
 
     def _state(self, file: SliceFile, place: SlicePlace, held: ServerState) -> Mapping[str, torch.Tensor]:
-        """Return the optimizer state of a slice; with the first slice, also the state of the whole parameter."""
+        """Return the optimizer state of a slice; the first slice also carries the state of the parameter as a whole."""
         state = held.state(int(file.optimizer or 0), place.number)
         if not state:
             return {}
@@ -233,13 +233,13 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 @final
 class PsSaves:
-    """The saves that a worker starts. Not thread-safe."""
+    """The saves that a worker starts. Used by the worker's single thread."""
 
     def __init__(self, placed: PlacedVariables) -> None:
         self._placed = placed
 
     def begin(self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> bytes:
-        """Make every server copy its part and begin to write the copy. Blocks until the servers have begun.
+        """Make every server copy its part and begin to write it. Blocks until the servers have begun.
 
         Returns:
             A pickled `Shard` without files: the values that are not tensors.
@@ -290,7 +290,7 @@ class PsSaves:
             commands.add(name, places, {}, optimizer=self._placed.handle_of(optimizer), size_ratio=size_ratio)
             return _captured(name, optimizer, modules)
         finally:
-            optimizer.state.clear()  # a worker keeps no optimizer state
+            optimizer.state.clear()  # optimizers have no state on a worker
 
 
 def _captured(name: str, obj: Any, modules: Mapping[str, nn.Module]) -> CapturedObject:
@@ -300,9 +300,9 @@ def _captured(name: str, obj: Any, modules: Mapping[str, nn.Module]) -> Captured
 def begin_ps_save(
     shards: PsSaves, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
-    """Begin a save while no other worker runs anything; return a pickled `Shard` or `PortableError`.
+    """Begin a save on a worker while no other runs anything; return a pickled `Shard` or `PortableError`.
 
-    An error fails only the save: closures scheduled later still run.
+    An error fails only the save: closures scheduled after it continue.
     """
     try:
         return shards.begin(request, objects, modules)

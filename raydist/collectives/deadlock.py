@@ -80,6 +80,11 @@ class Progress:
         self.events += 1
         self._running = False
 
+    @property
+    def num_calls(self) -> int:
+        """Number of collectives in this generation."""
+        return sum(self._calls.values())
+
     def call(self, group: str) -> int:
         """Count a collective of `group`, and return its number."""
         self.events += 1

@@ -13,7 +13,7 @@ from raydist.core.values import ReduceOp
 
 @final
 class StrategyExtended:
-    """Further methods of a strategy, under tf.distribute's names: the value of `strategy.extended`.
+    """Further methods of a strategy, under tf.distribute's names. The property `strategy.extended` returns it.
 
     Args:
         strategy: The strategy.
@@ -48,7 +48,7 @@ class StrategyExtended:
         return names
 
     def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any = None, options: Any = None) -> Any:
-        """Return `strategy.reduce(reduce_op, value, axis=None)`. Blocks and raises errors as `reduce` does.
+        """Return `strategy.reduce(reduce_op, value, axis=None)`: blocks and raises like that method.
 
         Args:
             reduce_op: SUM or MEAN.
@@ -87,7 +87,7 @@ class StrategyExtended:
 
         Args:
             fn: The step function.
-            args: Positional arguments of the function.
+            args: A tuple of its positional arguments.
             kwargs: Keyword arguments of the function.
 
         Source: tf.distribute.StrategyExtended.call_for_each_replica.
@@ -105,14 +105,14 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call `fn(var, *args, **kwargs)` on the driver, under `torch.no_grad()`. Writes to `var` reach every replica.
+        """Call `fn(var, *args, **kwargs)` on the driver, without gradients: its writes reach every replica.
 
         Args:
             var: A variable of the strategy.
             fn: A function that writes to the variable in place.
-            args: Further positional arguments, such as results of `reduce_to`.
+            args: Further arguments, such as results of `reduce_to`.
             kwargs: Keyword arguments.
-            group: No effect: the call returns after `fn` has returned.
+            group: No effect: the call returns when the value is written.
 
         Returns:
             The return value of `fn`.
@@ -132,7 +132,7 @@ class StrategyExtended:
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Do nothing: all variables are on all replicas, hence already with `colocate_with_variable`.
+        """Do nothing: variables made within the context are on all replicas, as `colocate_with_variable` is.
 
         Args:
             colocate_with_variable: A variable of the strategy.

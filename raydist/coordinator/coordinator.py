@@ -1,7 +1,7 @@
-"""The driver's side of a `ParameterServerStrategy`: schedule closures on workers and wait for the closures.
+"""Schedule closures on workers and wait for them: the driver's side of a `ParameterServerStrategy`.
 
-One thread waits for the workers' answers and sends the next closures to the workers. The program's threads wait only
-for the results that they request. The coordinator does not depend on datasets or on the contents of variables.
+One thread waits for the answers of workers and sends them the next closures; the program's threads wait only for what
+they ask for. The coordinator knows nothing of datasets, and of variables only that they live on servers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from raydist.replicas.runner import ReplicaRunner
 
 _T = TypeVar("_T")
 
-_MAX_WAITING = 256 * 1024  # closures, as in TensorFlow
-_MAX_WITH_BATCHES = 32  # closures that hold batches, which stay in the object store until the closures end
-_MAX_BYTES = 256 << 20  # of arguments of waiting closures
-_WAIT_S = 0.5  # longest wait for news; then time limits are checked
+_MOST_WAITING = 256 * 1024  # closures, as TensorFlow's
+_MOST_WITH_BATCHES = 32  # closures that hold batches, which stay in the object store until the closures end
+_MOST_BYTES = 256 << 20  # of arguments of closures that wait
+_SLICE_S = 0.5  # between two looks at the clock
 
 
 @final
@@ -40,7 +40,7 @@ class Coordinator:
     """The scheduler of closures. The constructor starts nothing.
 
     Args:
-        max_clocks: Limit of `rd.BoundedStaleness`; None: workers do not wait for each other. See `ClosureQueue`.
+        max_clocks: Of `rd.BoundedStaleness`; None: workers do not wait for each other. See `ClosureQueue`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Coordinator:
         self._condition = ClosureCondition(self._scheduler, self._queue, timeouts)
         self._changed = self._condition.changed
         self._calls = WorkerCalls(workers, self._pool, self._scheduler, self._queue, self._condition)
-        self._dropped: list[int] = []  # handles of objects that the program dropped and servers may still have
+        self._dropped: list[int] = []  # handles that servers may still have
         self._thread: threading.Thread | None = None
         self._process = OwningProcess("A strategy with its variables and results")
 
@@ -103,7 +103,7 @@ class Coordinator:
         """
         self._process.require("used")
         self.raise_error()
-        self._log_payload(payload)
+        self._enter(payload)
         with self._changed:
             self._condition.wait_until(lambda: self._has_room(payload), "room in the queue of closures")
             self._condition.require_open()
@@ -120,11 +120,11 @@ class Coordinator:
 
     def _has_room(self, payload: StepPayload) -> bool:
         waiting = self._queue.num_waiting
-        most = _MAX_WITH_BATCHES if payload.per_replica else _MAX_WAITING
-        return waiting < most and waiting * len(payload.arguments) < _MAX_BYTES
+        most = _MOST_WITH_BATCHES if payload.per_replica else _MOST_WAITING
+        return waiting < most and waiting * len(payload.arguments) < _MOST_BYTES
 
-    def _log_payload(self, payload: StepPayload) -> None:
-        """Append to the log the part of a payload that all workers need."""
+    def _enter(self, payload: StepPayload) -> None:
+        """Append the part of a payload that all workers need to the log."""
         kept = payload.without_step()
         if kept is None:
             return
@@ -136,12 +136,12 @@ class Coordinator:
             self._dropped += kept.released
 
     def record(self, entry: LogEntry, what: frozenset[Any] = frozenset()) -> None:
-        """Append an entry to the log. Workers apply the entry before they run closures scheduled later."""
+        """Append an entry to the log: closures scheduled from now on run after it."""
         with self._changed:
             self._log.append(entry.packed(), what)
 
     def _settle(self, entry: LogEntry) -> None:
-        """Join; apply an entry on one worker, which creates new variables on the servers; then log the entry."""
+        """Apply an entry on one worker first, alone; this worker gives new variables to the servers."""
         self.join()
 
         def settle(worker: int) -> Any:
@@ -158,22 +158,22 @@ class Coordinator:
             self._scheduler.due(worker)  # that worker already has this entry
 
     def note_seen(self, versions: Sequence[int]) -> None:
-        """Let closures scheduled later read these versions of the servers' values, or newer versions."""
+        """Make closures scheduled from now on see these versions of the servers' values, or newer ones."""
         with self._changed:
             self._scheduler.note_seen(versions)
 
     def read(self, method: str, *args: Any) -> Any:
-        """Join, then call a method of one worker's runner and return the result."""
+        """Join, then return what a method of one worker's runner returns."""
         self.join()
         return self._calls.read(method, *args)
 
     def read_all(self, method: str, *args: Any) -> list[Any]:
-        """Join, then call a method of every living worker's runner and return the results."""
+        """Join, then return what a method of every living worker's runner returns."""
         self.join()
         return self._calls.read_all(method, *args)
 
     def cancel_pending(self, boundary: int) -> list[int]:
-        """Cancel closures of this step boundary or later, because the process must end. See `StepQueue`."""
+        """Cancel closures scheduled at this boundary or later, because the process is to end. See `StepQueue`."""
         error = CancelledError(
             "This function had not begun when the process was to end. Schedule it again after the restart."
         )
@@ -183,7 +183,7 @@ class Coordinator:
         return [closure.boundary for closure in cancelled]
 
     def wait_or_leave(self, timeout_s: float | None = None) -> None:
-        """Block until all closures have ended, or the process must end."""
+        """Return once all closures have ended, or the process is to end."""
         with self._changed:
             done = "the closures that were scheduled"
             self._condition.wait_until(lambda: not self._queue.num_open or is_preempted(), done, timeout_s)
@@ -194,23 +194,23 @@ class Coordinator:
         with self._changed:
             self._condition.wait_until(lambda: not self._queue.num_open, "the closures that were scheduled", timeout_s)
             self._warn()
-            self._raise_unreported()
+            self._raise_error()
             started = bool(self._pool.ready())
             dropped, self._dropped = self._dropped, []
         if started:
             self._servers.finish()
-        if dropped:  # in the log, the drop precedes all later closures: no worker asks for these objects
+        if dropped:  # closures that begin later come after the drop in the log: no worker asks for these objects
             self._servers.drop(dropped)
 
     def done(self) -> bool:
         """Return True if all closures have ended; raise their first error."""
         self._process.require("used")
         with self._changed:
-            self._raise_unreported()
+            self._raise_error()
             return not self._queue.num_open
 
     def raise_error(self) -> None:
-        """If a closure's error is unreported, wait until no worker runs a closure, and raise the first such error."""
+        """Raise the first error that the program has not been told of, once no worker runs a closure any more."""
         with self._changed:
             self._condition.require_open()
             self._warn()
@@ -218,9 +218,9 @@ class Coordinator:
                 self._condition.wait_until(
                     lambda: not self._queue.num_open, "the closures that were begun before one failed"
                 )
-                self._raise_unreported()
+                self._raise_error()
 
-    def _raise_unreported(self) -> None:
+    def _raise_error(self) -> None:
         error = self._queue.take_error()
         if error is not None:
             raise what_was_raised(error)
@@ -238,7 +238,7 @@ class Coordinator:
                 self._condition.wait_until(lambda: closure.ended, f"closure {closure.number}")
         if closure.error is not None:
             with self._changed:
-                if self._queue.error is closure.error:  # raised here, so not again by `join`
+                if self._queue.error is closure.error:  # raised here, and not again
                     self._queue.take_error()
             raise what_was_raised(closure.error)
         if closure.result is not None:
@@ -279,7 +279,7 @@ class Coordinator:
             if not self._pool.is_busy:
                 self._changed.wait()
                 return True
-        self._workers.await_news(_WAIT_S)
+        self._workers.await_news(_SLICE_S)
         return True
 
 
@@ -294,14 +294,14 @@ _NO_CHANGES = pickle.dumps(({}, {}))  # of attributes, and of `requires_grad`
 
 @final
 class WorkersLink:
-    """A `ReplicaLink` to the workers: after a pull, any worker has all variables.
+    """A `ReplicaLink`: any worker has all variables, after a pull.
 
-    With several workers, the settings are those of the driver: no worker is asked, so that stepping a scheduler between
-    two runs does not block.
+    No single one of several workers can report the settings: settings belong to the driver, and stepping a scheduler
+    between two runs does not block.
 
     Args:
         coordinator: Returns the coordinator. Called only by the methods below.
-        note_steps_elsewhere: Called instead of asking a worker when an optimizer may have stepped.
+        note_steps_elsewhere: Called when an optimizer may have stepped and no worker is asked.
     """
 
     def __init__(
@@ -324,6 +324,6 @@ class WorkersLink:
 
     def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
         """Implement `ReplicaLink.call_all`."""
-        if method is MirrorCalls.collect_metrics:  # each worker has the metrics of its own batches
+        if method is MirrorCalls.collect_metrics:  # each worker has counted its own batches
             return self._coordinator().read_all(ReplicaRunner.mirror.__name__, method, *args)
         return [self.call(0, method, *args)]

@@ -10,33 +10,33 @@ from raydist.replicas.step import ReplicaSetup
 
 
 class WorkerConnections(Protocol):
-    """Connections to the workers. Implementation: `actors.worker_actors.WorkerActors`."""
+    """The connection to the workers: see `actors.worker_actors.WorkerActors`."""
 
     @property
     def names(self) -> Sequence[str]:
         """Names of the workers, for messages; the `actor` of an UnavailableError is the name of the dead worker."""
 
     def begin(self, worker: int, make_runner: Callable[..., Any], *args: Any) -> tuple[WorkerCall, WorkerCall]:
-        """Create the runner in a worker's process; return the pending answers for its versions and for its start."""
+        """Create a worker's runner. The first result answers with versions, the second once the runner has started."""
 
     def replace(self, worker: int) -> None:
         """Start another process for a worker; the caller then calls `begin`."""
 
     def send(self, worker: int, message: Any, objects: Sequence[Any]) -> WorkerCall:
-        """Send closures to a worker."""
+        """Send closures."""
 
     def call(self, worker: int, method: str, *args: Any) -> WorkerCall:
         """Call a method of a worker's runner, after all messages sent before."""
 
     def announce(self) -> None:
-        """Wake up `await_news`. Thread-safe."""
+        """End an `await_news`. Any thread may call this."""
 
     def await_news(self, within_s: float) -> None:
-        """Block until an answer has arrived, `announce` was called, or `within_s` has passed."""
+        """Block until an answer has come, `announce` was called, or `within_s` has passed."""
 
 
 class ServerSide(Protocol):
-    """The driver's interface to the parameter servers, which hold the variables."""
+    """The driver's view of the parameter servers, where the variables live."""
 
     def setup_of(self, worker: int, generation: int) -> ReplicaSetup:
         """Return the setup of a worker's process in this generation."""
@@ -52,10 +52,10 @@ class ServerSide(Protocol):
         """Record that a plan was carried out."""
 
     def drop(self, handles: Sequence[int]) -> None:
-        """Delete objects that the program has dropped and that no worker will ask for."""
+        """Drop objects that the program has dropped; no worker asks for them any more."""
 
     def fence(self, worker: int, generation: int) -> None:
         """Refuse all further requests of a dead worker's process."""
 
     def finish(self) -> None:
-        """Apply incomplete synchronous steps: their missing gradients will not arrive."""
+        """Apply incomplete synchronous steps, whose missing gradients will not come."""

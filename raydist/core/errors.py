@@ -1,22 +1,22 @@
 """Exceptions that raydist raises.
 
-The hierarchy (an error also derives from the builtin in brackets, so that ordinary `except` clauses work)::
+The tree (each also derives from the builtin in brackets, so that ordinary `except` clauses work)::
 
     RaydistError
-    +-- InvalidArgumentError [ValueError]       an argument is outside the allowed range; nothing was started
+    +-- InvalidArgumentError [ValueError]       an argument is out of its range; nothing was started
     +-- SpecError [TypeError]                   elements differ in structure, dtype or shape
     +-- OutOfRangeError                         the end of a dataset
     +-- DataLossError                           a corrupt or truncated file
     +-- NotFoundError [FileNotFoundError]       a file or a name that does not exist
-    +-- FailedPreconditionError                 a call that is not allowed in the present state
+    +-- FailedPreconditionError                 the right call at the wrong time
     +-- UnavailableError                        a process or a machine is gone
     +-- DeadlineExceededError [TimeoutError]    a wait reached its limit
-    +-- CancelledError                          work cancelled because other work failed
+    +-- CancelledError                          work given up because other work failed
     +-- CollectiveMismatchError                 replicas called different collectives or shapes
 
-`Preempted` is not a `RaydistError`: it is a SystemExit, because the process must end. A message states the
-condition that must hold, the value found, and what to do. All errors keep their type, message, fields and notes when
-they are pickled between processes.
+`Preempted` is not a `RaydistError`: it is a SystemExit, because the process must end. A message says what must hold,
+what was found, and what to do. All errors keep their type, message, fields and notes when they are pickled between
+processes.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class DeadlineExceededError(RaydistError, TimeoutError):
 
 @final
 class CancelledError(RaydistError):
-    """Work that was cancelled because other work failed or its owner was closed.
+    """Work that was given up because other work failed or the owner was closed.
 
     >>> issubclass(CancelledError, RaydistError)
     True
@@ -225,7 +225,7 @@ class CollectiveMismatchError(RaydistError):
     >>> str(CollectiveMismatchError("Replica 0 called all_reduce, replica 1 barrier."))
     'Replica 0 called all_reduce, replica 1 barrier.'
 
-    Source: raydist's own; TensorFlow blocks, or reports inconsistent parameters of a collective.
+    Source: raydist's own; TensorFlow waits, or says that a collective has inconsistent parameters.
     """
 
 

@@ -1,6 +1,6 @@
 """Distributed datasets whose batches have one part per replica, made by input pipelines on actors.
 
-One pipeline serves all replicas, or each worker has its own pipelines.
+There is one pipeline for all replicas, or some for each worker.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class InputSide:
 
     Attributes:
         opener: Starts epochs: the strategy's `InputPipelineActors`.
-        num_replicas: Total number of replicas of all workers. The replicas of a worker have consecutive ranks.
+        num_replicas: Number of replicas, equal for all workers; the replicas of a worker have consecutive ranks.
         timeouts: Time limits.
-        drain: Blocks until all dispatched steps, which may be reading an iterator, are done.
+        drain: Blocks until every dispatched step is done (the replicas may be reading an iterator).
         num_workers: Number of workers (nodes) of the replicas.
     """
 
@@ -71,7 +71,7 @@ class InputSide:
 def chosen_policy(op: DatasetOp, policy: AutoShardPolicy, num_workers: int) -> AutoShardPolicy:
     """Return the effective policy: AUTO becomes FILE or DATA, and one worker always uses DATA.
 
-    Under AUTO with several workers, this may call the function of an `interleave` on a first element.
+    May call the function of an `interleave` on a first element, under AUTO with several workers.
     """
     if num_workers == 1:
         return AutoShardPolicy.DATA
@@ -91,9 +91,9 @@ class InputLayout:
     """The input pipelines of a distributed dataset.
 
     Attributes:
-        of_workers: For each worker, the operations that its actor runs: one dataset of batches or of elements, or one
-            dataset of elements per replica. A single entry serves the replicas of all workers.
-        dealt: True if replicas get whole elements in turn; False if each element is a batch to split.
+        of_workers: The operations that each worker's actor runs: one dataset of batches or of elements, or one dataset
+            of elements per replica. A single entry serves the replicas of all workers.
+        dealt: True if replicas get whole elements in turn; False for batches that are split.
     """
 
     of_workers: tuple[tuple[DatasetOp, ...], ...]
@@ -104,8 +104,8 @@ class InputLayout:
         """Return the layout for one dataset of global batches.
 
         Raises:
-            NotFoundError: The policy is FILE, and the dataset reads no files.
-            InvalidArgumentError: The policy is FILE or AUTO, and there are fewer files than workers.
+            NotFoundError: Policy FILE, and the dataset reads no files.
+            InvalidArgumentError: Policy FILE or AUTO, and there are fewer files than workers.
         """
         policy = chosen_policy(op, policy, num_workers)
         if policy is AutoShardPolicy.DATA:
@@ -130,7 +130,7 @@ class InputLayout:
     def job(
         self, side: InputSide, *, seed: int, epoch: int, options: Options, input_options: InputOptions
     ) -> InputJob | MergedJob:
-        """Return the job of one epoch.
+        """Return the job of one pass.
 
         Raises:
             InvalidArgumentError: The pipeline cannot be pickled.
@@ -164,7 +164,7 @@ class InputLayout:
 
 
 def pickle_ops(ops: Any) -> bytes:
-    """Pickle a pipeline. Raise InvalidArgumentError if the pipeline cannot be pickled."""
+    """Pickle a pipeline. Raise InvalidArgumentError with the part that cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps(ops)
     except Exception as error:
@@ -195,8 +195,8 @@ class PerReplicaDataset(DistributedDataset):
         if not spec.shape:
             return spec
         count = 1 if self._layout.dealt else self._side.num_replicas
-        ends_differ = self._side.num_replicas > 1 and (self._layout.dealt or len(self._layout.of_workers) > 1)
-        if spec.shape[0] is None or spec.shape[0] % count or ends_differ:
+        ends_apart = self._side.num_replicas > 1 and (self._layout.dealt or len(self._layout.of_workers) > 1)
+        if spec.shape[0] is None or spec.shape[0] % count or ends_apart:
             return TensorSpec((None, *spec.shape[1:]), spec.dtype)
         return TensorSpec((spec.shape[0] // count, *spec.shape[1:]), spec.dtype)
 
@@ -213,13 +213,12 @@ class PerReplicaDataset(DistributedDataset):
 
 
 def distribute(dataset: Dataset, side: InputSide, options: InputOptions) -> DistributedDataset:
-    """Distribute a dataset of global batches, each of which is split into one piece per replica.
+    """Return the distribution of a dataset of global batches, each split into one piece per replica.
 
-    With several workers and `AutoShardPolicy.FILE` or `OFF`, each worker reads its own batches and distributes the
-    pieces to its replicas.
+    Under `AutoShardPolicy.FILE` and `OFF` each of several workers has its own batches, and distributes their pieces.
 
     Raises:
-        InvalidArgumentError: `per_replica` is set (for datasets from a function only), or the dataset is not batched.
+        InvalidArgumentError: `per_replica` is set, which is for datasets from a function; the dataset is not batched.
     """
     require_shared(options)
     require_batches(dataset)
@@ -231,7 +230,7 @@ def distribute(dataset: Dataset, side: InputSide, options: InputOptions) -> Dist
 def distribute_from_function(
     dataset_fn: Callable[[InputContext], Dataset], side: InputSide, options: InputOptions
 ) -> DistributedDataset:
-    """Distribute datasets of per-replica elements: element k of a worker's dataset goes to its replica k % R.
+    """Return the distribution of datasets of per-replica elements: element k of a worker goes to its replica k % R.
 
     The function is called once per worker; with `InputOptions(per_replica=True)` once per replica, and each replica
     reads its own dataset.

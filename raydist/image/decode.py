@@ -1,6 +1,6 @@
-"""Decoding of JPEG and PNG. The codecs belong to the extra `images` and are imported at their first use.
+"""Decoding of JPEG, PNG and other formats. The codecs are an extra, imported when they are first needed.
 
-JPEGs are decoded with libjpeg's defaults (accurate integer DCT, smooth upsampling of colours), so the pixels equal
+Pixels of a JPEG are those of libjpeg's defaults (accurate integer DCT, smooth upsampling of colours), hence equal to
 Pillow's.
 """
 
@@ -20,22 +20,22 @@ from raydist.image.crop import crop_to_bounding_box, random_window, require_wind
 
 _COLOUR_SPACES = {1: "GRAY", 3: "RGB"}
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_HEADER_BYTES = 13  # content of a PNG's IHDR chunk
+_HEADER_BYTES = 13
 _CHANNELS_OF_COLOUR_TYPE = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-_DECODING_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)  # of Pillow's decoder
+_DECODING_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)  # of Pillow's PNG plugin
 MAX_PIXELS = 1 << 26
-"""Default of `max_pixels`: 8,192 x 8,192."""
+"""Pixels that an image may have unless `max_pixels` allows more: 8,192 x 8,192."""
 
 
 def image_shape(data: Any) -> tuple[int, int, int]:
-    """Return (height, width, channels) of an encoded image. Reading the header takes some microseconds.
+    """(height, width, channels) that :func:`decode_image` would give, read from the header in some microseconds.
 
     Args:
-        data: The bytes of a JPEG or a PNG; for a JPEG, the first kilobytes may be enough.
+        data: The bytes of a JPEG or a PNG; the first kilobytes may be enough of a JPEG.
 
     Raises:
-        SpecError: The data is not bytes.
+        SpecError: The data is no bytes.
         FailedPreconditionError: The extra `raydist[images]` is not installed (JPEG only).
         InvalidArgumentError: The data is neither a JPEG nor a PNG.
         DataLossError: The header is corrupt or truncated.
@@ -51,18 +51,18 @@ def image_shape(data: Any) -> tuple[int, int, int]:
 
 
 def decode_image(data: Any, channels: int = 0, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """Decode a JPEG or a PNG; return uint8 of shape (height, width, channels).
+    """The image in a JPEG or PNG, whichever it is: uint8 of shape (height, width, channels).
 
     Args:
         data: The file's bytes.
-        channels: As for :func:`decode_jpeg` and :func:`decode_png`; 0 keeps the stored channels.
-        max_pixels: Maximum number of pixels in the header.
+        channels: As for :func:`decode_jpeg` and :func:`decode_png`; 0 for what is stored.
+        max_pixels: Most pixels that the header may announce.
 
     Raises:
-        InvalidArgumentError: The data has another format or more than `max_pixels` pixels, or the format does not allow
+        InvalidArgumentError: The data is of another format, has more than `max_pixels` pixels, or cannot be given these
             `channels`.
         DataLossError: The data is corrupt or truncated.
-        SpecError: The data is not bytes.
+        SpecError: It is no bytes.
         FailedPreconditionError: The extra `raydist[images]` is not installed.
 
     Source: tf.io.decode_image.
@@ -81,17 +81,17 @@ def decode_and_random_crop(
 ) -> Image:
     """Decode an image and crop a random window, as `decode_image` and `random_crop` do.
 
-    `size` is checked before the pixels are decoded.
+    A `size` that does not fit is an error before anything is decoded.
 
     Args:
         data: The bytes of a JPEG or a PNG.
         size: (height, width) in pixels, or one number for both.
-        channels: See :func:`decode_image`.
-        rng: Random generator; two integers are drawn.
-        max_pixels: See :func:`decode_image`; applies to the whole image.
+        channels: See :func:`decode_image`, as for `max_pixels` and the errors.
+        rng: Draws two integers.
+        max_pixels: Of the whole image.
 
     Raises:
-        InvalidArgumentError: `size` is larger than the image, or below 1. Other errors: see :func:`decode_image`.
+        InvalidArgumentError: As for :func:`decode_image`, or `size` is larger than the image, or below 1.
 
     Source: tf.io.decode_and_crop_jpeg, tf.image.random_crop.
 
@@ -117,7 +117,7 @@ def _kind(data: bytes) -> str:
 
 
 def jpeg_shape(data: bytes) -> tuple[int, int, int]:
-    """Return (height, width, channels) from the header of a JPEG: 1 channel for grey, else 3."""
+    """(height, width, channels) from the header: 1 channel if it is grey, else 3."""
     try:
         height, width, colours, _ = codec("simplejpeg").decode_jpeg_header(data)
     except ValueError as error:
@@ -126,17 +126,17 @@ def jpeg_shape(data: bytes) -> tuple[int, int, int]:
 
 
 def decode_jpeg(data: Any, channels: int = 0, *, max_pixels: int = MAX_PIXELS, strict: bool = True) -> Image:
-    """Decode a JPEG; return uint8 of shape (height, width, channels). The EXIF orientation is ignored.
+    """The image in a JPEG: uint8 of shape (height, width, channels). A camera's orientation tag (EXIF) is left alone.
 
     Args:
         data: The file's bytes.
-        channels: 1 for grey, 3 for RGB (CMYK is converted), 0 for the stored channels.
-        max_pixels: Maximum number of pixels in the header.
-        strict: False decodes a damaged image as far as libjpeg can; the rest is grey.
+        channels: 1 for grey, 3 for RGB (CMYK is converted), 0 for what is stored.
+        max_pixels: Most pixels that the header may announce.
+        strict: False takes what can be decoded of a damaged image, where libjpeg can; the rest is grey.
 
     Raises:
-        DataLossError: The data is corrupt, truncated, or not a JPEG.
-        InvalidArgumentError: More than `max_pixels` pixels, or `channels` is not 0, 1 or 3.
+        DataLossError: The data is corrupt, truncated, or no JPEG.
+        InvalidArgumentError: More than `max_pixels` pixels, or `channels` is none of 0, 1, 3.
         FailedPreconditionError: The extra `raydist[images]` is not installed.
 
     Source: tf.io.decode_jpeg.
@@ -165,18 +165,17 @@ def decode_and_crop_jpeg(
     max_pixels: int = MAX_PIXELS,
     strict: bool = True,
 ) -> Image:
-    """Decode a JPEG and crop a window, as `decode_jpeg` and `crop_to_bounding_box` do. The result is a copy.
+    """Decode a JPEG and crop a window, as `decode_jpeg` and `crop_to_bounding_box` do. The rest is freed at once.
 
     Args:
         data: The file's bytes.
         crop_window: (top, left, height, width) in pixels.
-        channels: See :func:`decode_jpeg`.
-        max_pixels: See :func:`decode_jpeg`; applies to the whole image.
+        channels: See :func:`decode_jpeg`, as for `max_pixels`, `strict` and the errors.
+        max_pixels: Of the whole image.
         strict: See :func:`decode_jpeg`.
 
     Raises:
-        InvalidArgumentError: The window is not inside the image (checked before decoding). Other errors: see
-            :func:`decode_jpeg`.
+        InvalidArgumentError: Also if the window is not inside of the image; found before anything is decoded.
 
     Source: tf.io.decode_and_crop_jpeg.
 
@@ -192,7 +191,7 @@ def decode_and_crop_jpeg(
 
 
 def png_shape(data: bytes) -> tuple[int, int, int]:
-    """Return (height, width, channels) of a PNG. A palette counts as RGB; a transparent colour adds alpha."""
+    """(height, width, channels) from the header; a palette counts as RGB, and a transparent colour adds alpha."""
     if data[:8] != PNG_SIGNATURE or data[12:16] != b"IHDR" or len(data) < 33:
         raise corrupt("PNG", data, "the header is not a PNG's")
     _verify_chunk(data, len(PNG_SIGNATURE), _HEADER_BYTES)
@@ -205,7 +204,7 @@ def png_shape(data: bytes) -> tuple[int, int, int]:
 
 
 def _chunks(data: bytes) -> list[tuple[int, int]]:
-    """Return (start, content length) of each chunk up to IEND. Raise DataLossError if a chunk is incomplete."""
+    """(start, length of the content) of every chunk up to the last one. Each ends within the data."""
     found = []
     start = len(PNG_SIGNATURE)
     while start + 12 <= len(data):
@@ -232,17 +231,17 @@ def _verify_chunk(data: bytes, start: int, length: int) -> None:
 
 
 def decode_png(data: Any, channels: int = 0, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """Decode a PNG; return uint8 of shape (height, width, channels).
+    """The image in a PNG: uint8 of shape (height, width, channels).
 
     Args:
         data: The file's bytes.
-        channels: 1 for grey, 2 for grey and alpha, 3 for RGB, 4 for RGB and alpha, 0 for the stored channels (a palette
-            is RGB; a transparent colour is alpha). Of 16-bit channels, the upper 8 bits are returned.
-        max_pixels: Maximum number of pixels in the header.
+        channels: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha, 0 for what is stored (a palette is RGB; a
+            transparent colour is alpha). 16 bits a channel become 8, the upper ones.
+        max_pixels: Most pixels that the header may announce.
 
     Raises:
-        DataLossError: The data is corrupt (e.g. a wrong checksum), truncated, or not a PNG.
-        InvalidArgumentError: More than `max_pixels` pixels, or `channels` is not in 0 to 4.
+        DataLossError: The data is corrupt (a checksum is wrong, say), truncated, or no PNG.
+        InvalidArgumentError: More than `max_pixels` pixels, or `channels` is none of 0 to 4.
         FailedPreconditionError: The extra `raydist[images]` is not installed.
 
     Source: tf.io.decode_png.
@@ -270,7 +269,7 @@ def decode_png(data: Any, channels: int = 0, *, max_pixels: int = MAX_PIXELS) ->
 
 
 def _pixels(picture: Any, channels: int) -> Image:
-    if picture.mode.startswith("I"):  # 16-bit grey: Pillow's `convert` clips such values and does not scale
+    if picture.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip where it should scale
         grey = (np.asarray(picture) >> 8).astype(np.uint8)
         picture = codec("PIL.Image").fromarray(grey)
     return np.array(picture.convert(_MODES[channels]))
@@ -295,7 +294,7 @@ def require_channels(channels: int, allowed: tuple[int, ...], kind: str) -> None
 
 
 def require_pixels(height: int, width: int, max_pixels: int) -> None:
-    """Raise InvalidArgumentError if the size in a header exceeds `max_pixels`, before pixels are allocated."""
+    """Raise InvalidArgumentError for an image that is too large by its header, before anything is allocated."""
     if height * width > max_pixels:
         raise InvalidArgumentError(
             f"An image may have at most max_pixels={max_pixels:,} pixels, but its header says {height} x {width} = "
@@ -319,7 +318,7 @@ def codec(module: str) -> Any:
         FailedPreconditionError: The module is not installed.
     """
     try:
-        return import_module(module)  # 0.5 us if imported; `sys.modules` may hold a partly initialised module
+        return import_module(module)  # 0.5 us once it is there; `sys.modules` shows it half made to other threads
     except ImportError as error:
         raise FailedPreconditionError(
             f"Decoding and resizing images needs {module.partition('.')[0]}, which cannot be imported ({error}). "

@@ -234,15 +234,15 @@ class UpdateApplier:
             self._buffers.note_places(handle)
         for handle, found in hooks:
             found.attach(self._table.object_of(handle))
-        self._set_gradients(gradients)
+        self.set_gradients(gradients)
 
     def _write(self, writes: Writes) -> list[int]:
         """Apply the driver's changes; return the handles of the tensors and objects that it changed."""
         self._buffers.settle()
         for handle, values in writes.tensors.items():
             overwrite(self._table.object_of(handle), values)
-        self._set_gradients(dict.fromkeys(writes.cleared_gradients))
-        self._set_gradients(writes.gradients)
+        self.set_gradients(dict.fromkeys(writes.cleared_gradients))
+        self.set_gradients(writes.gradients)
         for handle, (removed, added) in writes.hooks.items():
             detach_hooks(self._table.object_of(handle), removed)
             added.attach(self._table.object_of(handle))
@@ -264,7 +264,8 @@ class UpdateApplier:
             self._control.mark_known(handle)
         return written
 
-    def _set_gradients(self, gradients: Mapping[int, torch.Tensor | None]) -> None:
+    def set_gradients(self, gradients: Mapping[int, torch.Tensor | None]) -> None:
+        """Set the gradients of parameters by handle."""
         self.num_gradients_set += len(gradients)
         for handle, gradient in gradients.items():
             parameter = self._table.object_of(handle)

@@ -14,7 +14,7 @@ import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -45,6 +45,7 @@ class FunctionCache:
         self._is_shared = is_shared
         self._rank = rank
         self._functions: dict[bytes, Any] = {}
+        self._pickles: dict[bytes, bytes] = {}
         self._checks: dict[bytes, ClosureMutationCheck] = {}
         self._running: ClosureMutationCheck | None = None
         self._remarks: dict[str, bool] = {}  # with True until the driver is told
@@ -56,15 +57,29 @@ class FunctionCache:
         if not digest:
             return self._loads(payload.function)
         if payload.function:
-            self._functions[digest] = function = self._loads(payload.function)
-            if self._rank == 0:
-                self._checks[digest] = ClosureMutationCheck(function, self._is_shared)
+            self._add(digest, payload.function)
+        if digest in self._pickles and digest not in self._functions:
+            self._add(digest, self._pickles[digest])
         if digest not in self._functions:
             raise FailedPreconditionError(
                 f"raydist bug: replica {self._rank} was sent the digest of a function that it does not have."
             )
         self._running = self._checks.get(digest)
         return self._functions[digest]
+
+    def _add(self, digest: bytes, pickled: bytes) -> None:
+        self._pickles[digest] = pickled
+        self._functions[digest] = function = self._loads(pickled)
+        if self._rank == 0:
+            self._checks[digest] = ClosureMutationCheck(function, self._is_shared)
+
+    def pickles(self) -> dict[bytes, bytes]:
+        """Return the functions as they were sent, by digest."""
+        return dict(self._pickles)
+
+    def load(self, pickles: Mapping[bytes, bytes]) -> None:
+        """Take over the functions of another replica. Some refer to objects that are gone, and will not be used."""
+        self._pickles.update(pickles)
 
     def after_run(self) -> None:
         """Record the changes that the function, which has run to its end, made to copies."""
@@ -81,12 +96,12 @@ class FunctionCache:
     def forget(self, digests: Collection[bytes]) -> None:
         """Drop functions that the driver will not name again."""
         for digest in digests:
-            self._functions.pop(digest, None)
-            self._checks.pop(digest, None)
+            for held in (self._functions, self._pickles, self._checks):
+                held.pop(digest, None)
 
     def clear(self) -> None:
         """Drop all functions, which refer to objects that are gone; the driver sends the functions again."""
-        self.forget(list(self._functions))
+        self.forget(list(self._pickles))
 
 
 class _Size(enum.Enum):

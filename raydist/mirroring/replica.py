@@ -186,6 +186,32 @@ class MirrorReplica(MirrorCalls):
         """Return the object of a handle."""
         return self._table.object_of(handle)
 
+    def has(self, handle: int) -> bool:
+        """Return True if there is an object with this handle."""
+        return self._table.has(handle)
+
+    def own_buffers(self) -> dict[int, torch.Tensor]:
+        """Return copies of the buffers that each replica computes from its own rows, by handle."""
+        return self._buffers.own_values()
+
+    def all_buffers(self) -> dict[int, torch.Tensor]:
+        """Return copies of all buffers, by handle."""
+        return {handle: buffer.detach().clone() for handle, buffer in self._buffers.items()}
+
+    def set_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        """Give each parameter the gradient under its handle, or None."""
+        handles = (handle for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter))
+        self._applier.set_gradients({handle: gradients.get(handle) for handle in handles})
+
+    def dump_for_newcomer(self) -> tuple[bytes, dict[bytes, bytes]]:
+        """Return the pickled state of this replica, and the pickles of its step functions by digest."""
+        return self.dump()[0], self._functions.pickles()
+
+    def load_as_newcomer(self, state: bytes, functions: Mapping[bytes, bytes]) -> None:
+        """Load the result of another replica's `dump_for_newcomer`."""
+        self.load(state)
+        self._functions.load(functions)
+
     def objects(self) -> list[Any]:
         """Return all mirrored objects, in an order that is the same on all replicas."""
         return [obj for _, obj in self._table.items()]

@@ -9,13 +9,14 @@ from raydist.options.pipeline import (
     Options,
     ThreadingOptions,
 )
-from raydist.options.strategy import CommunicationOptions, RunOptions, Timeouts
+from raydist.options.strategy import CommunicationOptions, FailureOptions, RunOptions, Timeouts
 
 __all__ = [
     "AutoShardPolicy",
     "AutotuneOptions",
     "CommunicationOptions",
     "DistributeOptions",
+    "FailureOptions",
     "InputOptions",
     "InputReplicationMode",
     "OptimizationOptions",

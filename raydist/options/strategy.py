@@ -168,3 +168,47 @@ class Timeouts:
                 f"Timeouts.{limit.name} must be a finite number of seconds > 0",
                 value,
             )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FailureOptions:
+    """What a synchronous strategy does when a replica dies or does not answer: another one takes its place.
+
+    The surviving replicas hold the same parameters and optimizer states, so the new replica takes over theirs, and the
+    unfinished step runs again. See the page "Failures" of the documentation for what is promised.
+
+    Attributes:
+        recover: Replace lost replicas. False makes every lost replica an UnavailableError.
+        max_failures: Number of lost replicas within `within_s` seconds, beyond which the next is an UnavailableError.
+        within_s: See `max_failures`.
+        attempts_per_step: Number of times that a step may lose replicas before it is an UnavailableError: a step that
+            kills its replica each time is to blame.
+        replace_s: Seconds until a new replica must have started.
+        multi_update: Steps that exchange something after an update (a GAN, LBFGS) need a copy of parameters and
+            optimizer states at the start of each step. "copy" makes it; with "checkpoint" a replica lost in such a step
+            is an UnavailableError, and the program continues from its last checkpoint when it runs again.
+
+    Raises:
+        InvalidArgumentError: A value is invalid.
+
+    >>> FailureOptions(recover=True, max_failures=3).attempts_per_step
+    3
+    """
+
+    recover: bool = False
+    max_failures: int = 20
+    within_s: float = 3600.0
+    attempts_per_step: int = 3
+    replace_s: float = 120.0
+    multi_update: Literal["copy", "checkpoint"] = "copy"
+
+    def __post_init__(self) -> None:
+        for name in ("max_failures", "attempts_per_step"):
+            value = getattr(self, name)
+            require(isinstance(value, int) and value >= 0, f"{name} must be a number >= 0", value)
+        for name in ("within_s", "replace_s"):
+            value = getattr(self, name)
+            require(0 < value < float("inf"), f"{name} must be a finite number of seconds > 0", value)
+        known = self.multi_update in ("copy", "checkpoint")
+        require(known, 'multi_update must be "copy" or "checkpoint"', self.multi_update)

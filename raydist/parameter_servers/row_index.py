@@ -1,4 +1,4 @@
-"""Rows of an embedding table in memory, and vectorized indexes that map row numbers to positions."""
+"""The rows of a table in memory, and indexes from row numbers to their positions, for many rows at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from raydist.parameter_servers.table_spec import hash_mix
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-_MAX_DIRECT_ROWS = 1 << 24  # 64 MB of entries; a direct index is 3 times as fast as a hash index
-_INITIAL_ENTRIES = 1 << 10
-_MAX_LOAD = 0.5  # maximum load factor of a hash index: a lookup then takes 1.5 probes
+_MOST_DIRECT = 1 << 24  # rows of a table: 64 MB of entries. A direct index is 3 times as fast as one that hashes
+_FIRST_ENTRIES = 1 << 10
+_FULLEST = 0.5  # load factor of a hash index: rows are then found after 1.5 probes
 
 
 @final
@@ -28,7 +28,7 @@ class GrowingRows:
 
     @property
     def values(self) -> torch.Tensor:
-        """A view of all rows. Adding rows may move them to other memory."""
+        """A view of all rows; rows that are added later may lie elsewhere."""
         return self._memory[: self.count]
 
     @property
@@ -36,13 +36,13 @@ class GrowingRows:
         """Size of the rows in bytes."""
         return self.values.nbytes
 
-    def take(self, positions: torch.Tensor) -> torch.Tensor:
+    def take(self, places: torch.Tensor) -> torch.Tensor:
         """Return copies of the rows at these positions."""
-        return self._memory.index_select(0, positions)
+        return self._memory.index_select(0, places)
 
-    def put(self, positions: torch.Tensor, values: torch.Tensor) -> None:
-        """Replace the rows at these positions. Takes half the time of `index_copy_`: a row is copied as one element."""
-        _cells(self._memory)[positions.numpy()] = _cells(values.detach().contiguous())
+    def put(self, places: torch.Tensor, values: torch.Tensor) -> None:
+        """Replace the rows at these positions. Costs half of `index_copy_`: a row is one piece of memory."""
+        _cells(self._memory)[places.numpy()] = _cells(values.detach().contiguous())
 
     def append(self, values: torch.Tensor) -> None:
         """Add rows."""
@@ -52,7 +52,7 @@ class GrowingRows:
         self._memory[begin : self.count] = values
 
     def extend(self, count: int, fill: float = 0.0) -> None:
-        """Grow to `count` rows; all values of new rows are `fill`."""
+        """Grow to `count` rows; new rows have this value everywhere."""
         if count > self.count:
             self._make_room(count)
             self._memory[self.count : count] = fill
@@ -72,15 +72,15 @@ def _cells(rows: torch.Tensor) -> np.ndarray[Any, np.dtype[np.void]]:
 
 
 class RowIndex(ABC):
-    """An index that maps row numbers to positions. The n-th added row has position n."""
+    """An index of positions. The n-th added row has position n."""
 
     @abstractmethod
     def find(self, rows: Numbers) -> Numbers:
-        """Return the positions of rows; -1 for unknown rows."""
+        """Return positions of rows; -1 for unknown rows."""
 
     @abstractmethod
     def add(self, rows: Numbers) -> Numbers:
-        """Add distinct, unknown rows; return their positions."""
+        """Add unknown rows, all different; return their positions."""
 
     @abstractmethod
     def rows(self) -> Numbers:
@@ -93,12 +93,12 @@ class RowIndex(ABC):
 
 
 def index_for(num_rows: int) -> RowIndex:
-    """Return an index for a table of `num_rows` rows."""
-    return DirectIndex(num_rows) if num_rows <= _MAX_DIRECT_ROWS else HashIndex()
+    """Return an index for a table of so many rows."""
+    return DirectIndex(num_rows) if num_rows <= _MOST_DIRECT else HashIndex()
 
 
 @final
-class _AddedRows:
+class _Arrivals:
     """Row numbers in the order in which they were added."""
 
     def __init__(self) -> None:
@@ -124,88 +124,87 @@ class DirectIndex(RowIndex):
     """An index with an entry for each row that could exist."""
 
     def __init__(self, num_rows: int) -> None:
-        self._entries = np.zeros(num_rows, np.int32)  # position + 1; 0 for unknown rows
-        self._added = _AddedRows()
+        self._entries = np.zeros(num_rows, np.int32)  # place + 1
+        self._arrivals = _Arrivals()
 
     def find(self, rows: Numbers) -> Numbers:
         return self._entries[rows].astype(np.int64) - 1
 
     def add(self, rows: Numbers) -> Numbers:
-        positions = self._added.append(rows)
-        self._entries[rows] = positions + 1
-        return positions
+        places = self._arrivals.append(rows)
+        self._entries[rows] = places + 1
+        return places
 
     def rows(self) -> Numbers:
-        return self._added.all
+        return self._arrivals.all
 
     @property
     def num_bytes(self) -> int:
-        return self._entries.nbytes + 8 * self._added.count
+        return self._entries.nbytes + 8 * self._arrivals.count
 
 
 @final
 class HashIndex(RowIndex):
-    """A hash index with open addressing and linear probing: an entry is a position + 1, or 0 if the entry is free.
+    """Open addressing with linear probing: an entry is a position + 1, or 0 if it is free.
 
-    Entries hold no row numbers: lookups compare the numbers in `_added`. A row takes 2 to 4 entries of 4 bytes each,
-    and 8 bytes for its number.
+    Lookups compare the row numbers where the rows are stored. A row costs 4 bytes for each of 2 to 4 entries, and 8.
     """
 
     def __init__(self) -> None:
-        self._entries = np.zeros(_INITIAL_ENTRIES, np.uint32)
-        self._added = _AddedRows()
+        self._entries = np.zeros(_FIRST_ENTRIES, np.uint32)
+        self._arrivals = _Arrivals()
 
     def find(self, rows: Numbers) -> Numbers:
         found = np.full(len(rows), -1, np.int64)
-        at, pending, known = self._first_entries(rows), np.arange(len(rows)), self._added.all
+        at, left, known = self._home(rows), np.arange(len(rows)), self._arrivals.all
         if not len(known):
             return found
-        while len(pending):
-            positions = self._entries[at].astype(np.int64) - 1
-            taken = positions >= 0
-            matches = known[positions] == rows
-            matches &= taken
-            found[pending[matches]] = positions[matches]
-            others = np.flatnonzero(taken & ~matches)
-            pending, rows, at = pending[others], rows[others], self._next_entries(at[others])
+        while len(left):
+            places = self._entries[at].astype(np.int64) - 1
+            taken = places >= 0
+            here = known[places] == rows
+            here &= taken
+            found[left[here]] = places[here]
+            others = np.flatnonzero(taken & ~here)
+            left, rows, at = left[others], rows[others], self._next(at[others])
         return found
 
     def add(self, rows: Numbers) -> Numbers:
-        positions = self._added.append(rows)
-        if self._added.count > _MAX_LOAD * len(self._entries):
+        places = self._arrivals.append(rows)
+        if self._arrivals.count > _FULLEST * len(self._entries):
             self._grow()
         else:
-            self._insert(rows, positions)
-        return positions
+            self._enter(rows, places)
+        return places
 
     def _grow(self) -> None:
         size = len(self._entries)
-        while self._added.count > _MAX_LOAD * size:
+        while self._arrivals.count > _FULLEST * size:
             size *= 2
         self._entries = np.zeros(size, np.uint32 if size <= 1 << 32 else np.uint64)
         step = 1 << 20  # rows at a time: temporary arrays stay small
-        for begin in range(0, self._added.count, step):
-            rows = self._added.all[begin : begin + step]
-            self._insert(rows, np.arange(begin, begin + len(rows)))
+        for begin in range(0, self._arrivals.count, step):
+            rows = self._arrivals.all[begin : begin + step]
+            self._enter(rows, np.arange(begin, begin + len(rows)))
 
-    def _insert(self, rows: Numbers, positions: Numbers) -> None:
-        at, entries = self._first_entries(rows), (positions + 1).astype(self._entries.dtype)
+    def _enter(self, rows: Numbers, places: Numbers) -> None:
+        at, entries = self._home(rows), (places + 1).astype(self._entries.dtype)
         while len(at):
             free = self._entries[at] == 0
-            self._entries[at[free]] = entries[free]  # if several rows hash to a free entry, one of them gets it
+            self._entries[at[free]] = entries[free]  # if several rows want an entry, one of them gets it
             others = np.flatnonzero(self._entries[at] != entries)
-            at, entries = self._next_entries(at[others]), entries[others]
+            at, entries = self._next(at[others]), entries[others]
 
-    def _first_entries(self, rows: Numbers) -> Numbers:
+    def _home(self, rows: Numbers) -> Numbers:
         mask = np.uint64(len(self._entries) - 1)
         return (hash_mix(rows.view(np.uint64)) & mask).view(np.int64)
 
-    def _next_entries(self, at: Numbers) -> Numbers:
+    def _next(self, at: Numbers) -> Numbers:
         return (at + 1) & (len(self._entries) - 1)
 
     def rows(self) -> Numbers:
-        return self._added.all
+        return self._arrivals.all
 
     @property
     def num_bytes(self) -> int:
-        return self._entries.nbytes + 8 * self._added.count
+        return self._entries.nbytes + 8 * self._arrivals.count

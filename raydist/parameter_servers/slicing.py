@@ -11,11 +11,11 @@ import torch
 
 from raydist.parameter_servers.slices import PsSlice
 
-NEVER = -1  # version of a slice that was not read
+NEVER = -1
 
 
 SlicesByHandle = dict[int, tuple[PsSlice, ...]]
-"""The slices of each variable, in the order of their rows, by the variable's handle."""
+"""By handle of a variable its slices, in the order of their rows."""
 
 
 def add_slices(known: SlicesByHandle, slices: Iterable[PsSlice]) -> list[int]:
@@ -30,11 +30,11 @@ def add_slices(known: SlicesByHandle, slices: Iterable[PsSlice]) -> list[int]:
 
 @final
 class ReadVersions:
-    """The versions of one server's slices that a worker holds, and the newest version that the worker knows.
+    """The versions of one server's slices that a worker holds, and the newest version that it knows.
 
     >>> read = ReadVersions()
     >>> read.note([1, 2], 5)
-    >>> read.note_change([1], 6)  # no other worker made a version since 5: slice 2 is up to date
+    >>> read.note_change([1], 6)  # nobody else changed anything: slice 2 is as it was
     >>> read.older_than(6), read.older_than(7), read.newest
     ([], [1, 2], 6)
     """
@@ -62,22 +62,22 @@ class ReadVersions:
         return self._at.get(number, NEVER) == version
 
     def note(self, numbers: Sequence[int], version: int) -> None:
-        """Record that slices were read at a version."""
+        """Record that slices were read in a version."""
         self._at.update(dict.fromkeys(numbers, version))
         self.newest = max(self.newest, version)
 
     def note_change(self, numbers: Sequence[int], version: int) -> None:
-        """Record that this worker changed slices, holds their new values, and that the change made a version."""
-        previous = version - 1
-        self._at = {number: version if at == previous else at for number, at in self._at.items()}
+        """Record that this worker's change of slices made a version, and that it holds the changed values."""
+        before = version - 1
+        self._at = {number: version if at == before else at for number, at in self._at.items()}
         self.note(numbers, version)
 
     def older_than(self, version: int) -> list[int]:
-        """Return the slices whose held version is older than `version`."""
+        """Return the slices of which an older version is held."""
         return [number for number, at in self._at.items() if at < version]
 
     def oldest(self, numbers: Iterable[int]) -> int:
-        """Return the oldest held version among these slices."""
+        """Return the oldest version that is held of some slices."""
         return min((self._at.get(number, NEVER) for number in numbers), default=self.newest)
 
 
@@ -91,14 +91,14 @@ class GradientCut:
 
     slices: tuple[int, ...]
     forms: tuple[Form, ...]  # form of each slice's gradient
-    # for each slice: the index of its gradient, and the slice (None if the slice is the whole variable)
+    # for each slice the position of its gradient, and the slice; None if it is the whole variable
     places: tuple[tuple[int, PsSlice | None], ...]
 
     def tensors(self, gradients: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
         """Return the tensors of the push.
 
         Args:
-            gradients: Gradients as `rows_and_values` returns them; `places` has indices into this sequence.
+            gradients: Gradients, indexed by `places`; sparse ones as `rows_and_values`.
         """
         found: list[torch.Tensor] = []
         for place, part in self.places:
@@ -116,7 +116,7 @@ def form_of(gradient: torch.Tensor) -> Form:
 
 
 def rows_and_values(gradient: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return a gradient of form "dense" as a dense tensor; of form "rows" as ascending rows and their values."""
+    """Return a dense gradient as it is; of a gradient of rows, the rows, rising, and their values."""
     if gradient.layout is torch.strided:
         return gradient.detach()
     if form_of(gradient) == "dense":
@@ -126,7 +126,7 @@ def rows_and_values(gradient: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor
 
 
 def cut_gradients(slices: Sequence[Sequence[PsSlice]], forms: Sequence[Form]) -> dict[int, GradientCut]:
-    """Return, for each server, the parts of the gradients to push to the server."""
+    """Return, by server, its parts of the gradients."""
     found: dict[int, list[tuple[int, PsSlice]]] = {}
     for place, parts in enumerate(slices):
         for part in parts:
@@ -142,14 +142,14 @@ def cut_gradients(slices: Sequence[Sequence[PsSlice]], forms: Sequence[Form]) ->
 
 
 def _rows_within(part: PsSlice, rows: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of a slice, counted from its first, and their values. A push without rows counts as a step."""
+    """Return the rows of one slice, counted from its first. An empty result is pushed, too: it counts as a step."""
     edges = torch.tensor([part.begin, part.begin + part.shape[0]])
     begin, end = torch.searchsorted(rows, edges).tolist()
     return rows[begin:end] - part.begin, values[begin:end]
 
 
 def cut_state(state: Mapping[str, Any], shape: Sequence[int], slices: Sequence[PsSlice]) -> dict[int, dict[str, Any]]:
-    """Split a state by slice number. Entries of the variable's shape are split by rows; others are copied."""
+    """Cut a state by slice number: a slice gets its rows of entries of the variable's shape, and copies of others."""
     return {
         part.number: {
             name: _copied(_within(part, value)) if _is_like(value, shape) else _copied(value)
@@ -165,7 +165,7 @@ def joined_state(
     """Undo `cut_state`; empty if the slices have no state yet.
 
     Args:
-        states: States by slice number; other slices are ignored.
+        states: States by slice number; there may be others.
         slices: Slices of the variable, in the order of their rows.
     """
     parts = [(part, states[part.number]) for part in slices if states.get(part.number)]
@@ -183,7 +183,7 @@ def joined_state(
 
 
 def _within(part: PsSlice, value: torch.Tensor) -> torch.Tensor:
-    """Return a slice's rows of a tensor. Sparse tensors (momentum of rows) are copied: torch has no views of these."""
+    """Return a slice's part; torch has no views of sparse tensors, as momentum of rows is."""
     if value.layout is torch.strided:
         return part.within(value)
     return value if part.shape == tuple(value.shape) else value.narrow_copy(0, part.begin, part.shape[0])
@@ -194,5 +194,5 @@ def _is_like(value: Any, shape: Sequence[int]) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy: servers step slices independently, so slices share no values."""
+    """Copy a value, lists too: each slice has its own, because servers step slices independently."""
     return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)

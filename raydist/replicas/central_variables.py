@@ -1,7 +1,7 @@
-"""Optimizer steps on replica 0 only: replica 0 applies the reduced gradients and broadcasts the parameters.
+"""Optimizer steps on replica 0 only: it applies the reduced gradients and broadcasts the parameters.
 
-Every replica computes with a copy of the parameters on its device. Only replica 0 has the state of the optimizers (in
-host memory) and runs `optimizer.step()` (on the CPU). The other replicas wait for the new parameters.
+Every replica computes with a copy of the parameters on its device. Only replica 0 has the optimizers' state, in host
+memory, and only replica 0 runs `optimizer.step()`, on the CPU. The other replicas wait for the new parameters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CentralVariables(StrategyHooks):
     ) -> Any:
         if variables.num_replicas == 1:
             return step(*args, **kwargs)
-        # A closure runs the model, whose collectives need all replicas: so each replica steps, with its own state.
+        # A closure runs the model, and collectives in it need all replicas. So each replica steps, with its own state.
         if any(map(callable, [*args, *kwargs.values()])):
             sizes = _gather_numbers(variables, optimizer, len(optimizer.state))
             if len(set(sizes)) > 1:
@@ -82,13 +82,13 @@ def _on_cpu(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _broadcast(variables: ReplicaVariables, parameters: Sequence[torch.Tensor]) -> None:
-    """Copy the parameters of replica 0 to all replicas."""
+    """Replace the parameters of every replica by replica 0's."""
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-        same_dtype = [parameter.detach() for parameter in parameters if parameter.dtype is dtype]
-        flat = torch.cat([each.reshape(-1) for each in same_dtype])
+        held = [parameter.detach() for parameter in parameters if parameter.dtype is dtype]
+        flat = torch.cat([each.reshape(-1) for each in held])
         variables.broadcast(flat, _OWNER)
         if variables.rank != _OWNER:
-            for each, values in zip(same_dtype, flat.split([each.numel() for each in same_dtype]), strict=True):
+            for each, values in zip(held, flat.split([each.numel() for each in held]), strict=True):
                 each.copy_(values.view_as(each))
 
 
@@ -104,7 +104,7 @@ def _gather_numbers(variables: ReplicaVariables, optimizer: torch.optim.Optimize
             f"All replicas must step the same optimizer together, but they called: {listed}. Look for a branch that "
             "only some replicas take."
         )
-    return [number for _, number in rows]
+    return [given for _, given in rows]
 
 
 def _title_of(optimizer: torch.optim.Optimizer, variables: ReplicaVariables) -> str:

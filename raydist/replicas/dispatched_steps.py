@@ -10,8 +10,9 @@ import math
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
@@ -41,6 +42,7 @@ _WINDOW = 8  # steps in flight: enough to hide the dispatch, few enough to bound
 _WINDOW_S = 1.0
 _SHORTEST_WINDOW = 3
 _REMEMBERED = 256  # number of functions
+_MOST_KEPT = 256  # steps
 
 
 @final
@@ -98,18 +100,37 @@ class Failure:
 
 
 @final
-class SentGroup:
-    """Steps that were sent in one message to each replica, and their results once these are known."""
+@dataclass(slots=True)
+class Dispatched:
+    """A step on the driver, from its dispatch until no recovery needs it any more."""
 
-    def __init__(self, steps: Sequence[PlannedStep], refs: Sequence[Any]) -> None:
-        self.first_step = steps[0].header.step
-        self.keys = tuple(step.header.payload.digest for step in steps)
+    planned: PlannedStep
+    step: DispatchedStep | None  # None if its results are known, and it only runs again
+    # results that replicas had delivered before another one was lost, by rank
+    earlier: dict[int, StepResult] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        return self.planned.header.step
+
+
+@final
+class SentGroup:
+    """Steps that were sent in one message to each replica, and their results once these are known.
+
+    `refs` has the answers by rank: None for a replica that has done these steps already, or cannot.
+    """
+
+    def __init__(self, steps: Sequence[Dispatched], refs: Sequence[Any]) -> None:
+        self.steps = tuple(steps)  # empty once they are done
+        self.first_step = steps[0].number
+        self.keys = tuple(each.planned.header.payload.digest for each in steps)
         self.refs = tuple(refs)
         # the results of every replica, or the error, of each step; empty until these are known
         self.outcomes: list[list[StepResult] | Exception] = []
         # the first step that failed, in this or an earlier group; None without a failure
         self.cause: Failure | None = None
-        self._none_given = tuple(step.returns_none for step in steps)
+        self._none_given = tuple(each.planned.returns_none for each in steps)
 
     @property
     def title(self) -> str:
@@ -117,9 +138,9 @@ class SentGroup:
         last = self.first_step + len(self.keys) - 1
         return f"step {last}" if last == self.first_step else f"steps {self.first_step} to {last}"
 
-    def succeed(self, answers: Sequence[GroupResult]) -> InvalidArgumentError | None:
+    def succeed(self, answers: Sequence[GroupResult | None]) -> InvalidArgumentError | None:
         """Record the results. Return the error of a step that returned a value although `run` had returned None."""
-        self.outcomes = [[answer.results[place] for answer in answers] for place in range(len(self.keys))]
+        self.outcomes = [self._results(place, answers) for place in range(len(self.keys))]
         for place, none_given in enumerate(self._none_given):
             if none_given and not all(each.is_none or each.absent for each in self.results_at(place)):
                 return InvalidArgumentError(
@@ -128,15 +149,43 @@ class SentGroup:
                 )
         return None
 
-    def fail(self, error: Exception, answers: Sequence[GroupResult]) -> Exception:
+    def _results(self, place: int, answers: Sequence[GroupResult | None]) -> list[StepResult]:
+        """Return the results of one step by rank; those that were lost are absent."""
+        earlier = self.steps[place].earlier
+        found = {rank: each.results[place] for rank, each in enumerate(answers) if each and len(each.results) > place}
+        known = {**earlier, **found}
+        if len(known) == len(answers):
+            return [known[rank] for rank in range(len(answers))]
+        some = next(iter(known.values()))
+        return [known.get(rank) or some.as_absent() for rank in range(len(answers))]
+
+    def fail(self, error: Exception, answers: Sequence[GroupResult | None]) -> Exception:
         """Record that a step failed on some replica, and return its error."""
-        done = min([len(self.keys) - 1, *(len(answer.results) for answer in answers)])
+        done = min([len(self.keys) - 1, *(len(each.results) for each in answers if each is not None)])
         if self.cause is not None and isinstance(error, CancelledError):
             error = self.cause.consequence(self.first_step + done)
         failure = self.cause = self.cause or Failure(self.first_step + done, error)
-        self.outcomes = [[answer.results[place] for answer in answers] for place in range(done)]
+        self.outcomes = [self._results(place, answers) for place in range(done)]
         self.outcomes += [error, *(failure.consequence(self.first_step + n) for n in range(done + 1, len(self.keys)))]
         return error
+
+    def end_before(self, step: int, answers: Sequence[GroupResult | None]) -> list[Dispatched]:
+        """Record the results of the steps before `step`; return the others, with what is known of their results."""
+        place = max(0, min(step - self.first_step, len(self.keys)))
+        self.outcomes = [self._results(each, answers) for each in range(place)]
+        rest = list(self.steps[place:])
+        for number, each in enumerate(rest, place):
+            for rank, answer in enumerate(answers):
+                if answer is not None and len(answer.results) > number:
+                    each.earlier[rank] = answer.results[number]
+        self.keys, self.steps = self.keys[:place], self.steps[:place]
+        return rest
+
+    def num_lost(self, answers: Sequence[GroupResult | None]) -> int:
+        """Return how many results of the ended steps nobody has."""
+        held = [0 if answer is None else len(answer.results) for answer in answers]
+        places = [set(range(len(held))) - each.earlier.keys() for each in self.steps]
+        return sum(held[rank] <= place for place, ranks in enumerate(places) for rank in ranks)
 
     def results_at(self, place: int) -> list[StepResult]:
         """Return every replica's result of the step at `place`; raises the step's error."""
@@ -144,6 +193,14 @@ class SentGroup:
         if isinstance(outcome, Exception):
             raise what_was_raised(outcome).with_traceback(None)
         return outcome
+
+
+def _by_ranks(steps: Sequence[Dispatched], resume: Sequence[int]) -> Iterator[tuple[list[int], list[Dispatched]]]:
+    """Cut steps into groups that go to the same replicas: to those that resume at or before them."""
+    for ranks, group in groupby(steps, key=lambda each: [rank for rank, at in enumerate(resume) if at <= each.number]):
+        found = list(group)
+        for start in range(0, len(found), _MOST_STEPS):
+            yield ranks, found[start : start + _MOST_STEPS]
 
 
 @final
@@ -167,6 +224,10 @@ class DispatchedStep(StepOutcome):
 
     def part(self, rank: int, leaf_index: int, nest: str) -> Part:
         ref = self._steps.group_of(self).refs[rank]
+        if ref is None:
+            raise UnavailableError(
+                f"The result of step {self.number} was lost with replica {rank}, which was replaced."
+            )
         return Part(ref=ref, leaf_index=leaf_index, place=self.place, nest=nest)
 
 
@@ -181,6 +242,8 @@ class DispatchedSteps:
         self.generation = -1  # current generation (incarnation) of the process group; -1 before the first
         self.failed = False  # True if something failed since the current generation was formed
         self.dead: UnavailableError | None = None  # the error of a replica that is gone for good
+        # replaces lost replicas; returns True if that succeeded, and the steps were sent again. None: nobody does
+        self.recover: Callable[[Exception], bool] | None = None
         self._actors = actors
         self._step_s = step_s
         self._process = process
@@ -189,9 +252,10 @@ class DispatchedSteps:
         self._policy = BatchingPolicy()
         self._untold: Exception | None = None
         self._failure: Failure | None = None  # the first of this generation
-        self._last = -1  # number of the last dispatched step
+        self.last = -1  # number of the last dispatched step
         self._changed = threading.Condition()  # of everything below
-        self._gathered: list[tuple[DispatchedStep, PlannedStep]] = []
+        self._gathered: list[Dispatched] = []
+        self._kept: list[Dispatched] = []  # done steps that may have to run again
         self._running: deque[SentGroup] = deque()  # not known to be done
         self._unfinished: deque[SentGroup] = deque()  # whose errors nobody has read
         self._closed = False
@@ -202,6 +266,13 @@ class DispatchedSteps:
         """Number of steps that nobody has waited for."""
         with self._changed:
             return len(self._gathered) + sum(len(group.keys) for group in self._unfinished)
+
+    @property
+    def first_unfinished(self) -> int:
+        """Number of the first step that nobody has waited for; of the next step if there is none."""
+        with self._changed:
+            groups = [group.first_step for group in self._unfinished if group.keys]
+            return min([*groups, *(each.number for each in self._gathered)], default=self.last + 1)
 
     def require_alive(self) -> None:
         """Raise if a replica is gone for good."""
@@ -226,7 +297,7 @@ class DispatchedSteps:
             names: Names of the called replicas; None for all replicas.
             present: An error concerns the current generation of the group: `failed` and `dead` are updated.
         """
-        on_error = self._abort if present else lambda: None
+        on_error = self.abort if present else lambda: None
         try:
             return self._actors.wait(
                 refs, names or self._actors.names, timeout_s=timeout_s, doing=doing, limit=limit, on_error=on_error
@@ -238,7 +309,7 @@ class DispatchedSteps:
                     self.dead = error
             raise
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         """Abort the collectives of every replica, because one of the replicas will not take part."""
         self.failed = True
         self._actors.control_all(ReplicaRunner.abort.__name__, self.generation)
@@ -255,11 +326,11 @@ class DispatchedSteps:
                 self.tell()
             at_once = step.carries_values  # sends the steps whose results are parts; may block, so not in the thread
             dispatched = DispatchedStep(self, step.header.step)
-            self._last = dispatched.number
+            self.last = dispatched.number
             with self._changed:
                 if len(self._gathered) >= self._policy.group_size(self._keys(step)):
                     self._send_gathered()
-                self._gathered.append((dispatched, step))
+                self._gathered.append(Dispatched(step, dispatched))
                 full = len(self._gathered) >= self._policy.group_size(self._keys())
                 if at_once or full or len(self._running) < _BUSY:
                     self._send_gathered()
@@ -269,25 +340,35 @@ class DispatchedSteps:
 
     def _keys(self, *more: PlannedStep) -> list[bytes]:
         with self._changed:
-            return [step.header.payload.digest for step in (*(planned for _, planned in self._gathered), *more)]
+            return [step.header.payload.digest for step in (*(each.planned for each in self._gathered), *more)]
 
     def _send_gathered(self) -> None:
         with self._changed:
             gathered, self._gathered = self._gathered, []
             if gathered:
-                planned = [step for _, step in gathered]
-                group = SentGroup(planned, self._send(planned))
-                for place, (step, _) in enumerate(gathered):
-                    step.group, step.place = group, place
-                self._running.append(group)
-                self._unfinished.append(group)
+                self._send(gathered)
 
-    def _send(self, steps: Sequence[PlannedStep]) -> list[Any]:
+    def _send(self, steps: Sequence[Dispatched], ranks: Sequence[int] | None = None) -> None:
+        """Send steps in one message to each of these replicas (None: all)."""
+        for each in steps:
+            if each.planned.header.generation != self.generation:  # a recovery came between its making and its sending
+                each.planned = replace(each.planned, header=replace(each.planned.header, generation=self.generation))
+        group = SentGroup(steps, self._refs(steps, ranks))
+        for place, each in enumerate(steps):
+            if each.step is not None:
+                each.step.group, each.step.place = group, place
+        self._running.append(group)
+        self._unfinished.append(group)
+
+    def _refs(self, steps: Sequence[Dispatched], ranks: Sequence[int] | None) -> list[Any]:
         try:
-            messages = address_steps(steps, self._sent)
-            return [self._actors.send(rank, *message) for rank, message in enumerate(messages)]
+            messages = address_steps([each.planned for each in steps], self._sent, ranks)
+            return [
+                self._actors.send(rank, *messages[rank]) if rank in messages else None
+                for rank in range(self.num_replicas)
+            ]
         except BaseException:  # KeyboardInterrupt, too: replicas with the steps would wait for replicas without them
-            self._abort()
+            self.abort()
             raise
 
     def _wake_thread(self) -> None:
@@ -304,7 +385,7 @@ class DispatchedSteps:
                 if self._closed:
                     return
                 group = self._running[0]
-            if self._actors.are_ready(group.refs[:1], _SLICE_S):
+            if self._actors.are_ready([ref for ref in group.refs if ref is not None][:1], _SLICE_S):
                 self._note_done(group)
 
     def _note_done(self, group: SentGroup) -> None:
@@ -323,7 +404,7 @@ class DispatchedSteps:
 
     def until_now(self) -> Callable[[], None]:
         """Return a function that waits, in any thread, for the steps dispatched so far. Later calls raise errors."""
-        last = self._last
+        last = self.last
 
         def wait() -> None:
             with self._turn:
@@ -342,9 +423,10 @@ class DispatchedSteps:
             groups = list(self._unfinished)
             self._unfinished.clear()
             self._running.clear()
+            self._kept.clear()
         for group in groups:
             group.cause = self._failure
-            self._actors.discard(group.refs)
+            self._actors.discard([ref for ref in group.refs if ref is not None])
         self._failure = None
         for sent in self._sent:
             sent.forget()
@@ -380,7 +462,8 @@ class DispatchedSteps:
             error = self._finish(group)
         finally:
             with self._changed:
-                self._unfinished.remove(group)
+                if group in self._unfinished:  # else a recovery has settled it
+                    self._unfinished.remove(group)
                 self._note_done(group)
         self._failure = group.cause
         if not consequence:
@@ -393,27 +476,102 @@ class DispatchedSteps:
         `present` is False for steps of an earlier generation.
         """
         limit_s = self._step_s * len(group.keys)
+        error: Exception | None = None
         try:
-            answers = self.wait_for(group.refs, limit_s, group.title, present=present)
+            answers = self._await(group, limit_s, present=present)
         except Exception as failure:
-            answers = [answer or GroupResult(()) for answer in self._actors.done_before_failure(group.refs)]
-            error: Exception | None = group.fail(failure, answers)
+            if present and self.recover is not None and self.recover(failure):
+                return None
+            answers = self.answers_before_failure(group)
+            error = group.fail(failure, answers)
         else:
             error = group.succeed(answers)
             self._learn(group, answers)
-        for place, results in enumerate(group.outcomes):
-            if not isinstance(results, Exception):
-                for callback in self.on_results:
-                    callback(results)
-                group.outcomes[place] = [each.without_summaries() for each in results]  # results may live long
-        for remark in [remark for answer in answers for remark in answer.remarks]:
+        self._tell(group)
+        for remark in [remark for answer in answers if answer for remark in answer.remarks]:
             warnings.warn(remark, stacklevel=2)
         return error
 
-    def _learn(self, group: SentGroup, answers: Sequence[GroupResult]) -> None:
-        seconds = max(answer.seconds for answer in answers) / len(group.keys)
+    def _await(self, group: SentGroup, limit_s: float, *, present: bool) -> list[GroupResult | None]:
+        asked = [rank for rank, ref in enumerate(group.refs) if ref is not None]
+        found = self.wait_for(
+            [group.refs[rank] for rank in asked],
+            limit_s,
+            group.title,
+            names=[self._actors.names[rank] for rank in asked],
+            present=present,
+        )
+        answers: list[GroupResult | None] = [None] * self.num_replicas
+        for rank, answer in zip(asked, found, strict=True):
+            answers[rank] = answer
+        return answers
+
+    def answers_before_failure(self, group: SentGroup) -> list[GroupResult | None]:
+        """Return each replica's results of the steps that it completed; None for a replica that is gone."""
+        asked = [ref for ref in group.refs if ref is not None]
+        found = iter(self._actors.done_before_failure(asked))
+        return [None if ref is None else next(found) for ref in group.refs]
+
+    def _tell(self, group: SentGroup) -> None:
+        """Pass the results of ended steps on, and drop what only a recovery needed."""
+        for place, results in enumerate(group.outcomes):
+            if not isinstance(results, Exception):
+                if group.steps[place].step is not None:
+                    for callback in self.on_results:
+                        callback(results)
+                group.outcomes[place] = [each.without_summaries() for each in results]  # results may live long
+        group.steps = ()
+
+    def _learn(self, group: SentGroup, answers: Sequence[GroupResult | None]) -> None:
+        given = [answer for answer in answers if answer is not None]
+        seconds = max(answer.seconds for answer in given) / len(group.keys)
         for place, key in enumerate(group.keys):
             self._policy.learn(key, seconds=seconds, num_bytes=max(each.num_bytes for each in group.results_at(place)))
+        boundary = min((answer.boundary for answer in given if answer.boundary is not None), default=self.last + 1)
+        again = [replace(each, step=None, earlier={}) for each in group.steps]
+        self._kept = [each for each in (*self._kept, *again) if each.number >= boundary]
+        if (
+            len(self._kept) > _MOST_KEPT
+        ):  # gradients of so many steps wait for an optimizer: no recovery goes back there
+            self._kept.clear()
+
+    def unfinished_refs(self, rank: int) -> list[Any]:
+        """Return the references of a replica's answers that nobody has waited for."""
+        with self._changed:
+            return [group.refs[rank] for group in self._unfinished if group.refs[rank] is not None]
+
+    def can_go_back_to(self, step: int) -> bool:
+        """Return True if all steps from this one on can be sent again."""
+        with self._changed:
+            known = [*self._kept, *(each for group in self._unfinished for each in group.steps), *self._gathered]
+        return step > self.last or any(each.number == step for each in known)
+
+    def send_again(self, resume: Sequence[int]) -> int:
+        """Settle all steps in flight in a new generation: send to each replica those from its `resume` on.
+
+        Returns:
+            The number of results that were lost.
+        """
+        first = min(resume)
+        with self._changed:
+            groups, waiting, self._gathered = list(self._unfinished), self._gathered, []
+            self._unfinished.clear()
+            self._running.clear()
+            again = [each for each in self._kept if each.number >= first]
+            self._kept = [each for each in self._kept if each.number < first]
+            lost = 0
+            for group in groups:
+                answers = self.answers_before_failure(group)
+                again += group.end_before(first, answers)
+                lost += group.num_lost(answers)
+                self._tell(group)
+            for sent in self._sent:
+                sent.forget()
+            for ranks, steps in _by_ranks(again, resume):
+                lost += sum(len(set(range(self.num_replicas)) - {*ranks, *each.earlier}) for each in steps)
+                self._send(steps, ranks)
+            self._gathered = waiting
+        return lost
 
     def results_of(self, step: DispatchedStep) -> list[StepResult]:
         """Return the results of one step in rank order. Blocks; raises the step's error, at every call."""
@@ -422,6 +580,7 @@ class DispatchedSteps:
             group = self.group_of(step)
             while not group.outcomes and self._is_under_way(group):
                 self._finish_oldest()
+                group = self.group_of(step)  # another one after a recovery
                 if not group.outcomes:
                     self.tell()
             if not group.outcomes:

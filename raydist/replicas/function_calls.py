@@ -184,6 +184,8 @@ class FunctionCalls:
 
     Args:
         limit_s: How long a step may wait for threads of this process that need other torch modes.
+        on_return: Called when a step function has returned.
+        on_draw: Called when it has drawn a batch from an iterator.
     """
 
     def __init__(
@@ -194,8 +196,11 @@ class FunctionCalls:
         copies: DeviceCopies,
         accelerator: Accelerator,
         limit_s: float,
+        on_return: Callable[[], None] = lambda: None,
+        on_draw: Callable[[], None] = lambda: None,
     ) -> None:
         self._mirror, self._saves, self._loops, self._copies = mirror, saves, loops, copies
+        self._on_return, self._on_draw = on_return, on_draw
         self._guard = mirror.guard()
         self._accelerator = accelerator
         self._limit_s = limit_s
@@ -237,6 +242,7 @@ class FunctionCalls:
                     with self._around(header):
                         value = call_here(fn, *args, **kwargs)
                 self._mirror.after_run()
+                self._on_return()
             finally:
                 self._guard.is_on = False
         return value
@@ -264,11 +270,15 @@ class FunctionCalls:
                     peers.rank,
                     begin=self._copies.begin,
                     place=self._copies.finish,
-                    on_batch=lambda batch: peers.next_batch(batch.rows),
+                    on_batch=lambda batch: self._begin_batch(peers, batch.rows),
                     empty_batch="pad" if header.padding else "zero_rows",
                     before_draw=self._loops.draw,
                 )
             yield
+
+    def _begin_batch(self, peers: SyncPeers, rows: tuple[int, ...]) -> None:
+        self._on_draw()
+        peers.next_batch(rows)
 
     def _around(self, header: StepHeader) -> AbstractContextManager[Any]:
         """Return the context for summaries, torch modes and devices that queue operations."""

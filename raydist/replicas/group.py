@@ -1,6 +1,6 @@
-"""The driver's handle of the replica actors: dispatch steps, wait, call methods, rebuild after an error, stop.
+"""The driver's handle of a set of replica actors: dispatch steps, wait, call, rebuild after an error, stop.
 
-All strategies whose replicas run in lock step use this module. The module does not depend on variables or datasets.
+One group serves every strategy whose replicas run in lock step. This module knows nothing of variables or datasets.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from raydist.core.fork_guard import OwningProcess
 from raydist.mirroring.messages import MirrorCalls
 from raydist.options import Timeouts
 from raydist.replicas.dispatched_steps import DispatchedSteps
+from raydist.replicas.recovery import Recovery
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup
 
@@ -29,7 +30,7 @@ _Args = TypeVarTuple("_Args")
 
 @final
 class ReplicaGroup:
-    """N replicas that run in lock step. Only `ask_beside` is thread-safe."""
+    """N replicas in lock step. For use by one thread."""
 
     def __init__(
         self,
@@ -51,20 +52,36 @@ class ReplicaGroup:
         self._silent = False
         self._process = OwningProcess("A strategy with its variables and results")
         self.steps = DispatchedSteps(actors, timeouts.step_s, self._process)
+        self.recovery: Recovery | None = None
+        if setups and (options := setups[0].failures) is not None:
+            self.recovery = Recovery(
+                setups,
+                actors,
+                self.steps,
+                options,
+                timeouts,
+                hosts=hosts,
+                start=self._start,
+                membership=self._membership,
+            )
+            self.steps.recover = self.recovery.recover
 
     def start(self) -> None:
         """Start the runners and form the first generation. Blocks until every replica answers (limit: `start_s`)."""
-        about_refs = [self._actors.about(setup.rank) for setup in self._setups]
-        refs = [self._actors.start(setup.rank, ReplicaRunner, setup, self._join_group) for setup in self._setups]
-        found: list[Software] = self.steps.wait_for(about_refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
+        asked = [self._actors.about(setup.rank) for setup in self._setups]
+        refs = [self._start(setup.rank) for setup in self._setups]
+        found: list[Software] = self.steps.wait_for(asked, self._timeouts.start_s, "starting", "Timeouts.start_s")
         require_same_software(installed_software(), found, self._actors.names)
         require_devices([setup.device for setup in self._setups], found, self._actors.names)
         self.steps.wait_for(refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
         self._store.start()
         self.rebuild()
 
+    def _start(self, rank: int) -> Any:
+        return self._actors.start(rank, ReplicaRunner, self._setups[rank], self._join_group)
+
     def rebuild(self) -> None:
-        """Form a new generation of all replicas, and clear earlier failures. Discards dispatched steps. Blocks."""
+        """Form a new generation of all replicas, and clear earlier failures. Gives up dispatched steps. Blocks."""
         self.steps.tell()
         self.steps.require_alive()
         self.steps.give_up()
@@ -84,7 +101,7 @@ class ReplicaGroup:
         )
 
     def wait_to_close(self) -> None:
-        """Check that the replicas' processes answer calls during their steps; then wait for all dispatched steps."""
+        """Wait for every dispatched step, but first check that the replicas' processes answer beside their steps."""
         if not self._actors.reachable:
             return  # Ray was shut down
         silent = self._actors.silent(self._timeouts.close_s) if self.steps.num_under_way else []
@@ -113,7 +130,7 @@ class ReplicaGroup:
     def ask_mirrors(
         self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None
     ) -> list[_T]:
-        """Call a `MirrorCalls` method on the replicas `ranks` (None: all); return the results in rank order.
+        """Call a method of the mirrored variables of replicas (None: all); return the results in rank order.
 
         Blocks until all dispatched steps and the calls are done; raises their error.
         """
@@ -122,19 +139,24 @@ class ReplicaGroup:
     def _answers(
         self, doing: str, ranks: Sequence[int] | None, method: Callable[[ReplicaRunner, *_Args], Any], *args: *_Args
     ) -> list[Any]:
-        self.steps.wait()
         asked = self._ranks if ranks is None else ranks
         names = [self._actors.names[rank] for rank in asked]
-        return self.steps.wait_for(self._ask(method, asked, *args), self._timeouts.step_s, doing, names=names)
+        while True:
+            self.steps.wait()
+            try:
+                return self.steps.wait_for(self._ask(method, asked, *args), self._timeouts.step_s, doing, names=names)
+            except Exception as error:
+                if self.recovery is None or not self.recovery.recover(error):
+                    raise
 
     def _ask(self, method: Callable[[ReplicaRunner, *_Args], object], ranks: Sequence[int], *args: *_Args) -> list[Any]:
-        """Call a method of the runners of `ranks`; return the references of the results. Does not block."""
+        """Call a method of runners by name; return the references of the results. Does not block."""
         return [self._actors.call(rank, method.__name__, *args) for rank in ranks]
 
     def ask_beside(
         self, method: Callable[[ReplicaRunner, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None
     ) -> list[_T]:
-        """Call a method of runners (`ranks`; None: all) during their steps; return the results. Thread-safe."""
+        """Return what replicas (None: all) answer concurrently with their steps. Thread-safe; changes no state here."""
         asked = self._ranks if ranks is None else ranks
         refs = [self._actors.ask_beside(rank, method.__name__, *args) for rank in asked]
         names = [self._actors.names[rank] for rank in asked]
@@ -150,7 +172,7 @@ class ReplicaGroup:
     def close(self, *, gently: bool) -> None:
         """Stop the replicas; `gently` lets them leave their group first. Does not raise if a replica is gone."""
         if not self._process.is_this:
-            return  # a forked child must not stop the replicas of its parent
+            return  # a forked child drops its copy
         if gently and not self.steps.failed and self.answers(self._timeouts.close_s / 2):
             refs = self._ask(ReplicaRunner.close, self._ranks)
             with contextlib.suppress(Exception):  # replicas that do not stop are killed next

@@ -50,6 +50,10 @@ class StepResult:
         """Return the result without its summaries, which have been written by then."""
         return replace(self, summaries=()) if self.summaries else self
 
+    def as_absent(self) -> StepResult:
+        """Return the result of another replica whose own was lost with it."""
+        return StepResult(self.structure, (None,) * len(self.leaves), absent=True, rows=0)
+
     def arrived(self) -> StepResult:
         """Return the result with all its tensors on the host. Blocks until the GPU has copied them."""
         if not any(isinstance(leaf, PendingTensor) for leaf in self.leaves):

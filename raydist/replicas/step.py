@@ -15,7 +15,7 @@ from raydist.context.seed_calls import num_seed_calls
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.values import Leaves, PerReplica, ReduceOp
 from raydist.mirroring.messages import StepPayload
-from raydist.options import RunOptions
+from raydist.options import FailureOptions, RunOptions
 from raydist.pickling.torch_objects import by_fields
 from raydist.replicas.rules import StrategyHooks
 from raydist.summary.recording import SummaryOrder
@@ -43,6 +43,8 @@ class ReplicaSetup:
     rules: StrategyHooks = field(default_factory=StrategyHooks)  # rules of the replica
     # the replica that reduces for all, and how; None if each replica reduces its part
     accumulation: RootReduction | None = None
+    # what the replica keeps for the case that another one is lost; None for nothing
+    failures: FailureOptions | None = None
 
 
 @final

@@ -59,6 +59,8 @@ class GroupResult:
     seconds: float = 0.0  # duration of all steps together
     error: BaseException | None = None  # the failure because of which the other steps have no result
     remarks: tuple[str, ...] = ()  # warnings for the program
+    # the first step that the replica may have to run again, see `recovery_plan`; None if it runs none again
+    boundary: int | None = None
 
     __reduce__ = by_fields
 
@@ -75,17 +77,20 @@ class GroupResult:
         require_nest(self.results[place].structure, nest)
 
 
-def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> list[tuple[StepMessage, list[Any]]]:
-    """Return the message for each replica, and the object references to send along."""
+def address_steps(
+    steps: Sequence[PlannedStep], sent: Sequence[SentObjects], ranks: Iterable[int] | None = None
+) -> dict[int, tuple[StepMessage, list[Any]]]:
+    """Return the message for each of these replicas (None: all), and the object references to send along."""
     headers = pickle.dumps([step.header for step in steps], pickle.HIGHEST_PROTOCOL)
-    messages = []
-    for rank, known in enumerate(sent):
+    messages = {}
+    for rank in range(len(sent)) if ranks is None else ranks:
+        known = sent[rank]
         refs: dict[Any, int] = {}
         sources = tuple(
             address_parts(step.parts, rank, padding=step.header.is_padded(rank), refs=refs) for step in steps
         )
         numbers, travelling = known.send(refs)
-        messages.append((StepMessage(headers, sources, numbers), travelling))
+        messages[rank] = StepMessage(headers, sources, numbers), travelling
     return messages
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +19,7 @@ from raydist.collectives.reducer.exchange import StepWeight
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite
 from raydist.collectives.reducer.reducer import WIRES, GradientReducer
 from raydist.context.replica_context import Peers
-from raydist.core.errors import FailedPreconditionError
+from raydist.core.errors import CancelledError, FailedPreconditionError, UnavailableError
 from raydist.core.nest import map_structure
 from raydist.core.values import ReduceOp
 from raydist.mirroring.replica import MirrorReplica
@@ -26,6 +27,8 @@ from raydist.options import CommunicationOptions
 from raydist.replicas.batch_rows import BatchRows, MergedValue, value_on
 from raydist.replicas.in_sync import SyncCheck, WrittenBuffers
 from raydist.replicas.rules import StrategyHooks, VariablesView
+
+_LOST = (UnavailableError, CancelledError)
 
 
 @final
@@ -130,6 +133,7 @@ class SyncPeers(Peers):
         self._rules = rules or StrategyHooks()
         self._sync_check = SyncCheck(communicator, self._gather_objects, self._compared)
         self._held_buffers: list[torch.Tensor] = []
+        self.recovers = False  # True if the driver replaces lost replicas
         self._has_rules = type(self._rules) is not StrategyHooks  # otherwise there is nothing to call between steps
         # the view of this replica that its rules get
         self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
@@ -290,10 +294,16 @@ class SyncPeers(Peers):
         self._num_batches += 1
         if begun and self._has_rules:
             self._rules.after_batch(self.variables)
-        if self._param_sync_every and self._num_batches % self._param_sync_every == 0:
-            self._sync_check.compare()
-        elif self._param_sync_every and self._num_batches & (self._num_batches - 1) == 0:  # 1, 2, 4, 8, ...
-            self._sync_check.compare_buffers()
+        # The batch is done: its comparison must not fail because another replica is lost, which the next batch notices.
+        with contextlib.suppress(*(_LOST if self.recovers else ())):
+            if self._param_sync_every and self._num_batches % self._param_sync_every == 0:
+                self._sync_check.compare()
+            elif self._param_sync_every and self._num_batches & (self._num_batches - 1) == 0:  # 1, 2, 4, 8, ...
+                self._sync_check.compare_buffers()
+
+    def exchanges_late(self, rows: tuple[int, ...] | None) -> bool:
+        """Return True if the end of a batch with these rows exchanges values of buffers."""
+        return (rows is not None and 0 in rows) or self._mirror.aggregates_buffers
 
     def _compared(self) -> list[Any]:
         """Return the objects that all replicas have alike."""

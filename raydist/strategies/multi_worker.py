@@ -16,24 +16,24 @@ from raydist.context.cluster_resolver import (
 )
 from raydist.context.devices import Device, parse_devices
 from raydist.core.errors import InvalidArgumentError
-from raydist.options import CommunicationOptions, Timeouts
+from raydist.options import CommunicationOptions, FailureOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan, make_setups
 from raydist.strategies.synchronous import SynchronousStrategy
 from raydist.strategies.worker_request import WorkerRequest, assign_hosts
 
-_MARK = 0.001  # of the resource "node:<address>", of which each node has 1: binds a bundle to the node
+_MARK = 0.001  # of the resource "node:<address>", of which each node has 1: a request that takes nothing else
 
 
 def choose_workers(
     nodes: Sequence[Node], num_workers: int | None, devices_per_worker: int | Sequence[Any] | Any
 ) -> tuple[int, tuple[Device, ...]]:
-    """Return the number of workers and the devices of each, with defaults for arguments that are None.
+    """Return the number of workers and the devices of each, with defaults for what the user left open.
 
     The default is one worker per node with GPUs, or with CPUs if no node has a GPU. All workers have as many devices as
     the smallest of their nodes; if there are more workers than nodes, workers share the devices of a node.
 
     Raises:
-        InvalidArgumentError: No node has a device to choose as the default, or no node has a named GPU.
+        InvalidArgumentError: A default was needed, and no node has a device; or a named GPU is on no node.
 
     >>> nodes = [Node("a", "10.0.0.1", {"CPU": 8, "GPU": 4}), Node("b", "10.0.0.2", {"CPU": 8, "GPU": 2})]
     >>> count, devices = choose_workers([*nodes, Node("c", "10.0.0.3", {"CPU": 64})], None, None)
@@ -43,19 +43,19 @@ def choose_workers(
     most_gpus = max((node.num_gpus for node in nodes), default=0)
     if devices_per_worker is not None:
         devices = parse_devices(devices_per_worker, gpus_on_node=most_gpus)
-        _require_gpu_indices(devices, most_gpus)
-        return num_workers or len(_device_counts(nodes, devices[0].kind)), devices
+        _require_named(devices, most_gpus)
+        return num_workers or len(_with_devices(nodes, devices[0].kind)), devices
     kind = "GPU" if most_gpus else "CPU"
-    counts = _device_counts(nodes, kind)
+    counts = _with_devices(nodes, kind)
     count = num_workers or len(counts)
     workers_per_node = math.ceil(count / len(counts))
     return count, parse_devices(max(1, counts[:count][-1] // workers_per_node), gpus_on_node=most_gpus)
 
 
-def _require_gpu_indices(devices: Sequence[Device], most_gpus: int) -> None:
-    """Raise if no node has a GPU of a requested index: Ray would give the worker another GPU.
+def _require_named(devices: Sequence[Device], most_gpus: int) -> None:
+    """Raise if the number of a named GPU is on no node: Ray would give the worker another GPU.
 
-    More devices than any node has are accepted: the cluster may grow, and Ray reports if that is impossible.
+    More devices than on any node are no error here: the cluster may grow, and Ray reports if it cannot.
     """
     last = max(devices, key=lambda device: device.index)
     if last.kind == "GPU" and len(devices) <= most_gpus <= last.index:
@@ -65,8 +65,8 @@ def _require_gpu_indices(devices: Sequence[Device], most_gpus: int) -> None:
         )
 
 
-def _device_counts(nodes: Sequence[Node], kind: str) -> list[int]:
-    """Return the number of devices of a kind on each node that has such devices, in descending order."""
+def _with_devices(nodes: Sequence[Node], kind: str) -> list[int]:
+    """Return the number of devices of a kind on each node with any, in descending order."""
     counts = sorted((node.num_gpus if kind == "GPU" else node.num_cpus for node in nodes), reverse=True)
     if not any(counts):
         raise InvalidArgumentError(
@@ -79,20 +79,20 @@ def _device_counts(nodes: Sequence[Node], kind: str) -> list[int]:
 def choose_placement(bundle: Mapping[str, float], num_workers: int, nodes: Sequence[Node]) -> str:
     """Return Ray's placement strategy: STRICT_SPREAD for one node per worker, SPREAD if workers must share nodes.
 
-    Workers share nodes if fewer nodes than workers are large enough for a worker, but all workers fit on these nodes.
-    If the workers do not fit, the cluster must add one node for each worker without a node.
+    Workers share nodes if too few nodes are large enough for a worker each, but all workers fit on them. If they do not
+    fit, new nodes must come, one for each worker without a node.
 
     >>> node = Node("a", "10.0.0.1", {"CPU": 4})
     >>> [choose_placement({"CPU": 2}, count, [node]) for count in (1, 2, 3)]
     ['STRICT_SPREAD', 'SPREAD', 'STRICT_SPREAD']
     """
-    room = [_capacity(bundle, node) for node in nodes]
+    room = [_times(bundle, node) for node in nodes]
     enough_nodes = sum(count > 0 for count in room) >= num_workers
     return "SPREAD" if not enough_nodes and sum(room) >= num_workers else "STRICT_SPREAD"
 
 
-def _capacity(bundle: Mapping[str, float], node: Node) -> float:
-    """Return the number of bundles that fit on an empty node."""
+def _times(bundle: Mapping[str, float], node: Node) -> float:
+    """Return how often a bundle fits on an empty node."""
     wanted = {name: amount for name, amount in bundle.items() if amount}
     return min((node.resources.get(name, 0) // amount for name, amount in wanted.items()), default=math.inf)
 
@@ -111,8 +111,8 @@ def plan_workers(
 ) -> LaunchPlan:
     """Plan `num_workers` workers with one replica per device; the replicas of a worker are on one node.
 
-    `resources` are the Ray resources of one replica, `placement` is Ray's placement strategy (None: see
-    `choose_placement`), and `addresses` are the addresses of the workers' nodes (empty: any nodes).
+    `resources` are Ray's for one replica, `placement` is Ray's placement strategy (None: see `choose_placement`), and
+    `addresses` are those of the workers' nodes, empty for any nodes.
     """
     kind = devices[0].kind
     wanted = dict(resources) if resources else cluster.replica_resources(kind)
@@ -123,7 +123,7 @@ def plan_workers(
             tuple(_title(worker, device) for worker in range(num_workers) for device in devices),
             kind=kind,
             per_worker=len(devices),
-            num_threads=1,  # `launch.settle` replaces this number once the nodes are known
+            num_threads=1,  # `settle` replaces this once the nodes are known
             timeouts=timeouts,
             communication=communication,
         ),
@@ -131,7 +131,7 @@ def plan_workers(
         placement=placement or choose_placement(bundle, num_workers, cluster.nodes),
         resources=wanted,
         store_host=cluster.store_host(),
-        node_id=next((node for node in cluster.nodes if _capacity(bundle, node) >= 1), cluster.nodes[0]).node_id,
+        node_id=next((node for node in cluster.nodes if _times(bundle, node) >= 1), cluster.nodes[0]).node_id,
         num_workers=num_workers,
     )
 
@@ -148,28 +148,29 @@ _log = logging.getLogger("raydist")
 class MultiWorkerMirroredStrategy(SynchronousStrategy):
     """Replica actors on the nodes of a Ray cluster, in lock step.
 
-    A worker is the group of replicas on one node. One program drives all workers: unlike in TensorFlow, the
-    program runs once, and the other nodes only need `ray start --address=...`. Every replica holds a copy of each
-    variable of the scope; gradients are all-reduced while backward still runs. Replicas are numbered worker by worker
-    and start when the scope is first entered; the constructor does not block.
+    A worker is the group of replicas on one node. One program drives all workers: unlike in TensorFlow it runs once,
+    and the other nodes only need `ray start --address=...`. Every replica holds a copy of each variable of the scope;
+    gradients are all-reduced while backward still runs. Replicas are numbered worker by worker and start when the scope
+    is first entered; the constructor does not block.
 
     Args:
         num_workers: Number of workers. Default: one for each node with GPUs, or with CPUs if no node has a GPU. If
             there are more workers than nodes, workers share nodes.
         devices_per_worker: A count or names, as for MirroredStrategy. Default: all GPUs of a node, else one replica per
-            CPU core; if the nodes differ, as many as on the smallest node.
+            CPU core; if the nodes differ, the number of the smallest node.
         communication_options: Options for the exchange of gradients and values.
+        failure_options: What happens when a replica is lost; see `MirroredStrategy`.
         cluster_resolver: Names the workers' machines, which must be nodes of the Ray cluster; or a
             `ray.train.ScalingConfig`, whose workers are replicas here. Default: the environment variable TF_CONFIG if
             it is set, else all nodes of the Ray cluster.
-        timeouts: Limits of all waits, in seconds.
-        resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: 1 GPU for a replica on a GPU, 1
-            CPU for a replica on a CPU. The replicas of a worker are reserved together, on one node.
+        timeouts: The limit of every wait, in seconds.
+        resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs, 1 CPU each on
+            CPUs. The replicas of a worker are reserved together, on one node.
 
     Raises:
-        InvalidArgumentError: `num_workers` is below 1; `devices_per_worker` is empty, or has an unknown device, a
-            duplicate or two kinds; the resolver contradicts `num_workers`, or says that this process is not the first
-            worker; (when the replicas are first needed) the resolver names a machine outside the Ray cluster.
+        InvalidArgumentError: Fewer than one worker, an unknown device, two kinds at once, none, or the same twice; a
+            resolver that contradicts `num_workers`, or for which this process is not the first worker; (when the
+            replicas are first needed) a resolver with machines that are not nodes of the Ray cluster.
         DeadlineExceededError: (at the scope) the cluster can't place the workers within `timeouts.start_s`.
 
     Source: tf.distribute.MultiWorkerMirroredStrategy.
@@ -197,12 +198,13 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         *,
         timeouts: Timeouts | None = None,
         resources_per_replica: Mapping[str, float] | None = None,
+        failure_options: FailureOptions | None = None,
     ) -> None:
         if num_workers is not None and (isinstance(num_workers, bool) or num_workers < 1):
             raise InvalidArgumentError(f"num_workers must be None (one a node) or >= 1, got {num_workers!r}.")
         if devices_per_worker is not None:
             parse_devices(devices_per_worker, gpus_on_node=0)  # bad names fail here, before anything is started
-        super().__init__("multi-worker", timeouts, communication_options)
+        super().__init__("multi-worker", timeouts, communication_options, failure_options)
         self._request = WorkerRequest(num_workers, devices_per_worker, resources_per_replica)
         self._resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
         if isinstance(self._resolver, ClusterResolver):
@@ -216,7 +218,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """The resolver given to the strategy; without one, a resolver that names the nodes of the workers.
+        """The resolver that names the workers; without one, a resolver that returns the nodes of the workers.
 
         Without a resolver, blocks until the replicas are placed (limit: `Timeouts.start_s`).
 

@@ -11,7 +11,7 @@ from raydist.cluster.nodes import Cluster, Node, connect, connected
 from raydist.cluster.placement import may_grow
 from raydist.context.devices import Device, parse_devices
 from raydist.core.errors import InvalidArgumentError
-from raydist.options import CommunicationOptions, Timeouts
+from raydist.options import CommunicationOptions, FailureOptions, Timeouts
 from raydist.replicas.central_variables import CentralVariables
 from raydist.replicas.launch import LaunchPlan, plan_one_node, warn_if_crowded
 from raydist.replicas.rules import StrategyHooks
@@ -70,6 +70,7 @@ class OneNodeStrategy(SynchronousStrategy):
         communication_options: Options for the exchange of gradients and values.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica; see `MirroredStrategy`.
+        failure_options: What happens when a replica is lost; see `MirroredStrategy`.
 
     Raises:
         InvalidArgumentError: An unknown device, two kinds at once, none, or the same twice; a GPU that no node has
@@ -91,13 +92,14 @@ class OneNodeStrategy(SynchronousStrategy):
         communication_options: CommunicationOptions | None = None,
         timeouts: Timeouts | None = None,
         resources_per_replica: Mapping[str, float] | None = None,
+        failure_options: FailureOptions | None = None,
     ) -> None:
         if devices is not None:
             parse_devices(devices, gpus_on_node=0)  # invalid names fail here, before anything is started
             cluster = connected()
             if cluster is not None:
                 choose_devices(devices, cluster, may_grow=_may_grow(cluster))
-        super().__init__(type(self).__name__, timeouts, communication_options)
+        super().__init__(type(self).__name__, timeouts, communication_options, failure_options)
         self._wanted = devices
         self._resources = resources_per_replica
         self._devices: tuple[Device, ...] = ()
@@ -155,6 +157,7 @@ class MirroredStrategy(OneNodeStrategy):
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs; on CPUs 1 CPU
             each on a running cluster, and a share of the cores on a Ray that raydist started, so that any count fits.
+        failure_options: What happens when a replica is lost. Default: an UnavailableError.
 
     Raises:
         InvalidArgumentError: cross_device_ops and communication_options ask for different implementations; an unknown
@@ -186,12 +189,14 @@ class MirroredStrategy(OneNodeStrategy):
         communication_options: CommunicationOptions | None = None,
         timeouts: Timeouts | None = None,
         resources_per_replica: Mapping[str, float] | None = None,
+        failure_options: FailureOptions | None = None,
     ) -> None:
         super().__init__(
             devices,
             communication_options=options_of(cross_device_ops, communication_options),
             timeouts=timeouts,
             resources_per_replica=resources_per_replica,
+            failure_options=failure_options,
         )
         self._cross_device_ops = cross_device_ops
 

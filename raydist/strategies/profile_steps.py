@@ -19,7 +19,7 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.strategies.functions import get_replica_context
 from raydist.strategies.parameter_server import ParameterServerStrategy
 
-_PIDS_OF_RANK = 1 << 24  # the trace shows process `pid` of rank r as r * _PIDS_OF_RANK + pid
+_PIDS_OF_RANK = 1 << 24  # processes of rank r are shown as r * _PIDS_OF_RANK + pid
 
 
 @contextlib.contextmanager
@@ -33,21 +33,21 @@ def profile_steps(
 ) -> Iterator[None]:
     """Record the steps that run in a `with` block on every replica, and write one trace of all replicas.
 
-    The file is in Chrome's trace format, compressed: open the file in https://ui.perfetto.dev. "replica 0",
-    "replica 1", ... show the operators of each replica and, on GPUs, the kernels. The times are right if the clocks of
-    all nodes agree. A block of 3 to 10 steps is enough: traces are large, and profiling slows steps down.
+    The file is in Chrome's trace format, compressed: open it in https://ui.perfetto.dev. It has the operators and, on
+    GPUs, the kernels of each replica, under "replica 0", "replica 1", ... Clocks of different nodes are taken as equal.
+    A block of 3 to 10 steps is enough: traces are large, and profiling slows steps down.
 
-    The start and the end of the block wait for all steps dispatched before.
+    Entering and leaving the block waits for the steps that were dispatched before.
 
     Args:
         strategy: The strategy that runs the steps.
         path: The file to write, in this process: "trace.json.gz". Its folder is created if needed.
-        record_shapes: Record the shapes of operator inputs, as `torch.profiler.profile` does.
+        record_shapes: Record the shapes of inputs, as `torch.profiler.profile` does.
         profile_memory: Record allocations.
         with_stack: Record Python's call stacks.
 
     Raises:
-        InvalidArgumentError: The strategy is a ParameterServerStrategy: its workers run different functions.
+        InvalidArgumentError: The strategy has parameter servers, whose workers run different functions.
 
     Source: torch.profiler.profile.
 
@@ -78,21 +78,21 @@ def profile_steps(
 
 
 @functools.lru_cache(maxsize=256)
-def _profilers(key: str, rank: int) -> list[profile]:
-    """Return the list that holds the profiler of a replica between `_begin` and `_end`."""
+def _profiler(key: str, rank: int) -> list[profile]:
+    """Return where a replica keeps its profiler between the first and the last step of a recording."""
     return []
 
 
 def _begin(key: str, **options: Any) -> int:
     profiler = profile(**options)
-    _profilers(key, get_replica_context().replica_id_in_sync_group).append(profiler)
+    _profiler(key, get_replica_context().replica_id_in_sync_group).append(profiler)
     profiler.start()
     return 0
 
 
 def _end(key: str) -> bytes:
     context = get_replica_context()
-    profiler = _profilers(key, context.replica_id_in_sync_group).pop()
+    profiler = _profiler(key, context.replica_id_in_sync_group).pop()
     profiler.stop()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profiler.export_chrome_trace(file.name)
@@ -100,7 +100,7 @@ def _end(key: str) -> bytes:
 
 
 def merge(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the traces of all replicas, in rank order. Make the ids of processes and flows unique per replica.
+    """Merge the traces of all replicas, in rank order, into one; processes and flows get numbers of their own.
 
     >>> event = {"ph": "X", "name": "aten::mm", "pid": 7, "tid": 7, "ts": 1.0, "dur": 2.0}
     >>> one = {"traceEvents": [event], "baseTimeNanoseconds": 1_000}
@@ -111,23 +111,23 @@ def merge(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
     base = traces[0].get("baseTimeNanoseconds", 0)
     events = []
     for rank, trace in enumerate(traces):
-        offset_us = (trace.get("baseTimeNanoseconds", 0) - base) / 1_000
+        later_us = (trace.get("baseTimeNanoseconds", 0) - base) / 1_000
         pid_of = functools.partial(_pid, rank)
-        events += [_shift_event(event, rank, pid_of, offset_us) for event in trace["traceEvents"]]
+        events += [_moved(event, rank, pid_of, later_us) for event in trace["traceEvents"]]
     return {**traces[0], "traceEvents": events}
 
 
-def _shift_event(event: dict[str, Any], rank: int, pid_of: Callable[[Any], Any], offset_us: float) -> dict[str, Any]:
-    shifted = dict(event)
-    if "pid" in shifted:
-        shifted["pid"] = pid_of(shifted["pid"])
-    if "ts" in shifted:
-        shifted["ts"] += offset_us
-    if "id" in shifted:
-        shifted["id"] = f"{rank}.{shifted['id']}"
-    if shifted.get("name") == "process_name":
-        shifted["args"] = {"name": f"replica {rank}: {shifted['args']['name']}"}
-    return shifted
+def _moved(event: dict[str, Any], rank: int, pid_of: Callable[[Any], Any], later_us: float) -> dict[str, Any]:
+    moved = dict(event)
+    if "pid" in moved:
+        moved["pid"] = pid_of(moved["pid"])
+    if "ts" in moved:
+        moved["ts"] += later_us
+    if "id" in moved:
+        moved["id"] = f"{rank}.{moved['id']}"
+    if moved.get("name") == "process_name":
+        moved["args"] = {"name": f"replica {rank}: {moved['args']['name']}"}
+    return moved
 
 
 def _pid(rank: int, pid: Any) -> Any:

@@ -28,9 +28,10 @@ from raydist.core.nest import NOTHING
 from raydist.distributed_dataset import InputSide
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.messages import MirrorCalls, StepPayload
-from raydist.options import CommunicationOptions, RunOptions, Timeouts
+from raydist.options import CommunicationOptions, FailureOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
+from raydist.replicas.recovery import ReplicaFailure
 from raydist.replicas.replica_states import RESTORES, SAVES, ReplicaRestorer, ReplicaSaver
 from raydist.replicas.results import ReturnedStructures, StepOutcome, StepValues
 from raydist.replicas.rules import StrategyHooks
@@ -107,9 +108,14 @@ class SynchronousStrategy(HostedStrategy):
     """Replica actors in lock step, with an all-reduce of gradients. Replicas start when they are first needed."""
 
     def __init__(
-        self, kind: str, timeouts: Timeouts | None, communication_options: CommunicationOptions | None = None
+        self,
+        kind: str,
+        timeouts: Timeouts | None,
+        communication_options: CommunicationOptions | None = None,
+        failure_options: FailureOptions | None = None,
     ) -> None:
         super().__init__(kind, timeouts)
+        self._failure_options = failure_options or FailureOptions()
         self._communication = communication_options or CommunicationOptions()
         self._launch_plan: LaunchPlan | None = None
         self._launched: ReplicaGroup | None = None
@@ -146,8 +152,25 @@ class SynchronousStrategy(HostedStrategy):
     def _plan(self) -> LaunchPlan:
         if self._launch_plan is None:
             plan, rules = self._make_plan(), self.replica_rules()
-            self._launch_plan = replace(plan, setups=tuple(replace(setup, rules=rules) for setup in plan.setups))
+            # Replicas with other rules may differ, and the processes of a TPU slice live and die together.
+            alike = type(rules) is StrategyHooks and plan.per_process == 1 and len(plan.setups) > 1
+            failures = self._failure_options if alike and self._failure_options.recover else None
+            setups = tuple(replace(setup, rules=rules, failures=failures) for setup in plan.setups)
+            self._launch_plan = replace(plan, setups=setups)
         return self._launch_plan
+
+    @final
+    def failures(self) -> list[ReplicaFailure]:
+        """Return the recoveries from lost replicas so far, oldest first. Does not block.
+
+        Returns:
+            For each recovery: the replaced replicas, the reason, the steps that ran again, and the seconds it took.
+
+        >>> rd.MirroredStrategy("cpu").failures()
+        []
+        """
+        recovery = None if self._launched is None else self._launched.recovery
+        return [] if recovery is None else list(recovery.failures)
 
     @final
     @property

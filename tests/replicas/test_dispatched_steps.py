@@ -19,7 +19,7 @@ from raydist.core.errors import CancelledError
 from raydist.core.fork_guard import OwningProcess
 from raydist.core.values import Part, PerReplica
 from raydist.mirroring.messages import StepPayload
-from raydist.replicas.dispatched_steps import BatchingPolicy, DispatchedSteps, SentGroup
+from raydist.replicas.dispatched_steps import BatchingPolicy, Dispatched, DispatchedSteps, SentGroup
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
@@ -193,7 +193,7 @@ def test_who_keeps_a_result_does_not_keep_what_the_step_was_given(steps: Dispatc
 
 
 def group_of(count: int) -> SentGroup:
-    return SentGroup([planned(step) for step in range(count)], [None, None])
+    return SentGroup([Dispatched(planned(step), None) for step in range(count)], [None, None])
 
 
 def answer(*values: int) -> GroupResult:

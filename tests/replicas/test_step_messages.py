@@ -95,7 +95,7 @@ def test_an_object_that_holds_several_steps_travels_once() -> None:
         planned(6, Stored("a", 0, 1)),
         planned(7, Stored("b", 0, 0)),
     ]
-    (_, first), (message, second) = address_steps(steps, [SentObjects(), SentObjects()])
+    (_, first), (message, second) = address_steps(steps, [SentObjects(), SentObjects()]).values()
     assert (first, second) == (["a0", "b0"], ["a1", "b1"])
     assert message.sources == (
         (PartSource(0, 0), PartSource(0, 1)),

@@ -65,6 +65,7 @@ class GradientReducer:
         expect_rows: Returns the `id` of each parameter whose gradient will be sparse; all ranks must name the same
             parameters. The first pass detects other sparse gradients. Gradients that turn sparse later become dense.
         names: Returns names of parameters for error messages.
+        on_pass: Called at the start of each backward pass, with True if there are earlier gradients.
 
     One backward pass costs one all-reduce per bucket. Afterwards `.grad` holds views of the reduced buckets.
     """
@@ -81,6 +82,7 @@ class GradientReducer:
         compression: Literal["fp16", "bf16"] | None = None,
         expect_rows: Callable[[], Collection[int]] = tuple,
         names: Callable[[Iterable[torch.nn.Parameter]], Sequence[str]] = _by_shape,
+        on_pass: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._communicator = communicator
         self._buckets = Buckets(
@@ -93,6 +95,7 @@ class GradientReducer:
         self._updates = updates
         self._calls = calls
         self._policy = policy
+        self._on_pass = on_pass
         self._parameters = TrainedParameters(self._reject_stray)
         self._known = KnownGradients()
         self._changed: list[Checksums] = []
@@ -280,6 +283,7 @@ class GradientReducer:
         indices, trained = self._parameters.indices, self._parameters.trained
         before = [parameter.grad for parameter in trained]
         earlier = {index: each for index, each in zip(indices, before, strict=True) if each is not None}
+        self._on_pass(bool(earlier))
         hooks = DeferredHooks({} if original is None else hooked_of(zip(indices, trained, strict=True)))
         try:
             made = self._take_made_by_hand(earlier) if earlier and self._communicator.world_size > 1 else {}

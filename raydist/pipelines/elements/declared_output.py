@@ -24,7 +24,7 @@ class DeclaredOutput:
 
     @classmethod
     def parse(cls, output_spec: Any) -> DeclaredOutput | None:
-        """Parse a nest of TensorSpec; return None for None."""
+        """Parse a nest of TensorSpec; None for None."""
         if output_spec is None:
             return None
         leaves, structure = flatten_element(output_spec)
@@ -41,8 +41,8 @@ class DeclaredOutput:
         """Return `items` with the declared specs, and a SpecError in place of each element that does not match."""
         checked: list[Item] = []
         for item in items:
-            index = start + count_items(checked)
-            checked.extend([item] if isinstance(item, ElementError) else self._check(item, index))
+            at = start + count_items(checked)
+            checked.extend([item] if isinstance(item, ElementError) else self._check(item, at))
         return checked
 
     def _check(self, block: Block, start: int) -> list[Item]:
@@ -50,7 +50,7 @@ class DeclaredOutput:
             specs = zip(self.specs, block.specs, strict=True)
             kept = tuple(found if isinstance(found, ObjectSpec) else spec for spec, found in specs)
             return [Block(self.structure, kept, block.columns, block.num_rows)]
-        if block.num_rows > 1:  # rows may differ in shape: check each row alone
+        if block.num_rows > 1:  # rows may have different shapes: check each alone
             rows = [block.slice(row, row + 1) for row in range(block.num_rows)]
             return [item for row, one in enumerate(rows) for item in self._check(_narrow(one), start + row)]
         got = unflatten(block.structure, block.specs)
@@ -58,7 +58,7 @@ class DeclaredOutput:
 
 
 def _narrow(row: Block) -> Block:
-    """Return a one-row block whose specs have the shapes of its row."""
+    """Return a block of one row with the specs of that row."""
     specs = [
         spec
         if spec.is_fixed or isinstance(spec, ObjectSpec)

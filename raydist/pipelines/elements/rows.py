@@ -1,4 +1,4 @@
-"""Conversion to blocks of the values that a user's function returns.
+"""Conversion of the values that a user's function returned to blocks.
 
 Types are checked once per column, not once per value: `set(map(type, values))` costs about 20 ns a value.
 """
@@ -41,7 +41,7 @@ def block_of_rows(values: Sequence[Any]) -> Block:
 
 
 def items_of_rows(values: Sequence[Any]) -> list[Item]:
-    """Return blocks of consecutive values of equal structure and dtype, and an error in place of each invalid value."""
+    """Return blocks of neighbours that agree in structure and dtype; an error in place of each invalid value."""
     if not values:
         return []
     try:
@@ -73,13 +73,13 @@ def _merge(items: Sequence[Item]) -> list[Item]:
 def _uniform_block(values: Sequence[Any]) -> Block:
     columns: list[Column] = []
     specs: list[TensorSpec] = []
-    structure = _append_columns(values, columns, specs)
+    structure = _split(values, columns, specs)
     if not columns:
         raise SpecError(f"An element must have at least one leaf, got {values[0]!r}.")
     return Block(structure, tuple(specs), tuple(columns), len(values))
 
 
-def _append_columns(values: Sequence[Any], columns: list[Column], specs: list[TensorSpec]) -> Structure:
+def _split(values: Sequence[Any], columns: list[Column], specs: list[TensorSpec]) -> Structure:
     """Append one column per leaf, depth first. Return the structure that all values share."""
     first = values[0]
     kinds = set(map(type, values))
@@ -96,7 +96,7 @@ def _append_columns(values: Sequence[Any], columns: list[Column], specs: list[Te
         return LEAF
     parts = _tuple_parts(values, kinds) if isinstance(first, tuple) else _named_parts(values)
     kind, keys, groups, shown = parts
-    return Structure(kind, keys, tuple(_append_columns(group, columns, specs) for group in groups), shown)
+    return Structure(kind, keys, tuple(_split(group, columns, specs) for group in groups), shown)
 
 
 _Parts = tuple[type, tuple[Any, ...], list[Sequence[Any]], tuple[int, ...]]
@@ -111,14 +111,14 @@ def _tuple_parts(values: Sequence[Any], kinds: set[type]) -> _Parts:
 
 
 def _named_parts(values: Sequence[Any]) -> _Parts:
-    """Split dicts or dataclasses by key. The order of the keys is that of :func:`raydist.core.nest.flatten`."""
+    """Split dicts or dataclasses. The keys and their order are those of :func:`raydist.core.nest.flatten`."""
     first = values[0]
     if isinstance(first, Mapping):
         names = first.keys()
         if not all(isinstance(value, Mapping) and value.keys() == names for value in values):
             raise _MixedError
-        template = flatten(dict.fromkeys(first, 0))[1]
-        return dict, template.keys, [[value[key] for value in values] for key in template.keys], template.shown
+        shell = flatten(dict.fromkeys(first, 0))[1]
+        return dict, shell.keys, [[value[key] for value in values] for key in shell.keys], shell.shown
     if len(set(map(type, values))) > 1:
         raise _MixedError
     keys = tuple(type(first).__dataclass_fields__)
@@ -126,7 +126,7 @@ def _named_parts(values: Sequence[Any]) -> _Parts:
 
 
 def stack_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, TensorSpec]:
-    """Return one column of leaves of equal dtype: a dense array if the leaves also have equal shapes."""
+    """Return one column of leaves that share a dtype; dense if they share a shape as well."""
     if len(kinds) == 1:
         (kind,) = kinds
         dtype = PYTHON_DTYPES.get(kind)
@@ -152,19 +152,19 @@ def _object_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, Ten
         raise _MixedError
     if kinds == {Replicated}:
         whole = [WholeLeaf.of(value) for value in values]
-        return object_column(whole), _common_spec([leaf.spec for leaf in whole])
+        return object_column(whole), _covering([leaf.spec for leaf in whole])
     lists = [ListLeaf.of(value) for value in values]
-    return object_column(lists), _common_spec([leaf.batch_spec for leaf in lists])
+    return object_column(lists), _covering([leaf.batch_spec for leaf in lists])
 
 
-def _common_spec(specs: Sequence[TensorSpec]) -> TensorSpec:
-    result = specs[0]
+def _covering(specs: Sequence[TensorSpec]) -> TensorSpec:
+    covering = specs[0]
     for spec in specs[1:]:
-        common = most_specific_common(result, spec)
+        common = most_specific_common(covering, spec)
         if common is None:
             raise _MixedError
-        result = common
-    return result
+        covering = common
+    return covering
 
 
 def _python_column(values: Sequence[Any], dtype: np.dtype[Any]) -> tuple[Column, TensorSpec]:
@@ -175,7 +175,7 @@ def _python_column(values: Sequence[Any], dtype: np.dtype[Any]) -> tuple[Column,
 
 
 def _stack_arrays(values: Sequence[Any]) -> tuple[Column, TensorSpec]:
-    """Stack arrays. The common case, numbers of one dtype and shape, needs no Python call per array."""
+    """Stack numbers of one dtype and shape, the common case, without a Python call per array."""
     first = values[0]
     if is_number(first.dtype) and first.dtype.isnative and len(set(map(_DTYPE, values))) == 1:
         try:
@@ -197,7 +197,7 @@ def _stack_any(leaves: list[Any]) -> tuple[Column, TensorSpec]:
     shapes = {leaf.shape for leaf in leaves}
     if len(shapes) == 1:
         return np.stack(leaves), TensorSpec(leaves[0].shape, leaves[0].dtype)
-    # Copy, as `np.stack` does: the program may write to its arrays later.
+    # Copies, like stacked ones: the program may write to its arrays later.
     return object_column([leaf.copy() for leaf in leaves]), TensorSpec(_common_shape(shapes), leaves[0].dtype)
 
 

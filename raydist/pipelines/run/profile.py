@@ -40,11 +40,11 @@ class Profile:
 
     Attributes:
         title: Heading of the page.
-        started_s: Seconds until the first element (start of workers, first fill of buffers), not counted in `stats`.
+        started_s: Seconds until the first element (start of workers, first fill of buffers), which `stats` leaves out.
         stats: Rates, shares and the bottleneck.
         epochs: Number of epochs that began.
         html_path: HTML page with the graph and the table.
-        trace_path: Trace of the last blocks of every thread and worker, for ui.perfetto.dev or chrome://tracing.
+        trace_path: The last blocks of every thread and worker, for ui.perfetto.dev or chrome://tracing.
 
     >>> profile = rd.Dataset.range(100).batch(10).profile(seconds=0.05)  # doctest: +ELLIPSIS
     Profile of ...
@@ -75,7 +75,7 @@ def run_profile(
     seconds: float,
     path: str | Path | None,
 ) -> Profile:
-    """Iterate for `seconds` after the first element, over as many epochs as needed; write the page and the trace."""
+    """Iterate for `seconds` after the first element, over as many epochs as needed; write page and trace."""
     if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
         raise InvalidArgumentError(f"profile needs a finite number of seconds > 0, got {seconds!r}.")
     page = _page_path(path)
@@ -119,14 +119,14 @@ def _iterate(
 
 
 def _advance(iterator: DatasetIterator[Any], meters: IterationMeters) -> bool:
-    """Consume one element, or the error in its place; return False at the end of the epoch."""
+    """Skip an element, or an error in its place; return False at the end of the epoch."""
     errors = _num_errors(meters)
     try:
         next(iterator)
     except StopIteration:
         return False
     except Exception:
-        if _num_errors(meters) == errors:  # not an element's error: e.g., the pipeline cannot be opened
+        if _num_errors(meters) == errors:  # not the error of an element: the pipeline cannot be opened, for example
             iterator.close()
             raise
     return True
@@ -152,8 +152,8 @@ def chrome_trace(events: Iterable[Event]) -> str:
     ordered = sorted(events, key=lambda event: (event.begun_at, -event.seconds))
     rows = {worker: row for row, worker in enumerate(dict.fromkeys(event.worker for event in ordered))}
     names = [_name("process_name", 0, "raydist"), *(_name("thread_name", row, name) for name, row in rows.items())]
-    origin = ordered[0].begun_at if ordered else 0.0
-    bars = [_bar(event, rows[event.worker], origin) for event in ordered]
+    zero = ordered[0].begun_at if ordered else 0.0
+    bars = [_bar(event, rows[event.worker], zero) for event in ordered]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *bars]})
 
 
@@ -161,21 +161,21 @@ def _name(kind: str, row: int, name: str) -> dict[str, object]:
     return {"ph": "M", "name": kind, "pid": 0, "tid": row, "args": {"name": name}}
 
 
-def _bar(event: Event, row: int, origin: float) -> dict[str, object]:
+def _bar(event: Event, row: int, zero: float) -> dict[str, object]:
     return {
         "ph": "X",
         "name": event.stage,
         "cat": "block",
         "pid": 0,
         "tid": row,
-        "ts": round(1e6 * (event.begun_at - origin), 1),  # microseconds
+        "ts": round(1e6 * (event.begun_at - zero), 1),  # microseconds
         "dur": round(1e6 * event.seconds, 1),
         "args": {"elements": event.elements},
     }
 
 
 def draw(stats: PipelineStats) -> str:
-    """Return the graph as nested HTML lists: the consumer, the stages that it reads, the inputs of these stages, ..."""
+    """Return the graph as nested lists: the consumer, the stages that it reads, their inputs, and so on."""
     stages = {stage.name: stage for stage in stats.stages}
     read = {name for stage in stats.stages for name in stage.inputs}
     drawn: set[str] = set()
@@ -185,10 +185,10 @@ def draw(stats: PipelineStats) -> str:
 
     def node(name: str) -> str:
         stage = stages.get(name)
-        if stage is None or name in drawn:  # a dataset that two branches read is drawn in the first branch only
+        if stage is None or name in drawn:  # a dataset that two branches read is drawn in the first one
             return f'<li class="soft">{escape(name)}</li>'
         drawn.add(name)
-        return _node(name, _load(stage), nodes(stage.inputs) if stage.inputs else "", marked=name == stats.bottleneck)
+        return _node(name, _work(stage), nodes(stage.inputs) if stage.inputs else "", marked=name == stats.bottleneck)
 
     waited = f"waited {percent(stats.consumer_waited)} of the time"
     if stats.bottleneck == HANDING_OVER:
@@ -197,7 +197,7 @@ def draw(stats: PipelineStats) -> str:
     return f"<ul>{_node(CONSUMER, waited, ends, marked=stats.bottleneck in (CONSUMER, HANDING_OVER))}</ul>"
 
 
-def _load(stage: StageStats) -> str:
+def _work(stage: StageStats) -> str:
     is_queue = stage.kind == "prefetch"
     share = f"{percent((stage.queue_fill or 0.0) if is_queue else stage.busy)} {'full' if is_queue else 'busy'}"
     return f"{stage.label} · {quantity(stage.elements_per_s)}/s · {stage.where} · {share}"
@@ -240,7 +240,7 @@ _LEGEND = (
 
 
 def render_page(stats: PipelineStats, *, title: str, notes: Sequence[str] = ()) -> str:
-    """Return the HTML page of a profile."""
+    """Return the whole HTML text."""
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',

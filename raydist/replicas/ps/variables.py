@@ -1,8 +1,8 @@
-"""The worker's side of variables on parameter servers.
+"""The worker's side of variables that live on parameter servers.
 
 Before a closure runs, the worker pulls the parameters whose held versions are too old. `optimizer.step()` pushes the
-present gradients; the servers update the parameters and answer with the new values. When an optimizer steps and when
-the closure ends, the worker sends the values that the function assigned to variables.
+present `.grad`; the servers do the step itself, and their answer contains the new parameters. Values that the function
+writes by hand are assigned when an optimizer steps and when the closure ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from raydist.replicas.rules import VariablesView
 
 
 def names_of_variables(objects: Iterable[Any]) -> dict[int, str]:
-    """Return the names of variables by `id`. A name is the one in the outermost module that has the variable.
+    """Return the names of variables by identity, as in the outermost module that has them.
 
     >>> layer = torch.nn.Linear(1, 1)
     >>> names_of_variables([layer, torch.nn.Sequential(layer)])[id(layer.bias)]
@@ -53,7 +53,7 @@ def require_servable(tensors: Mapping[int, torch.Tensor], names: Mapping[int, st
     """Check that variables are dense, have values, and share no memory."""
     for handle, tensor in tensors.items():
         _require_dense(names.get(id(tensor), f"variable {handle}"), tensor)
-    _require_no_overlap(tensors, names)
+    _require_apart(tensors, names)
 
 
 def _require_dense(name: str, tensor: torch.Tensor) -> None:
@@ -64,8 +64,8 @@ def _require_dense(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _require_no_overlap(tensors: Mapping[int, torch.Tensor], names: Mapping[int, str]) -> None:
-    """Raise if variables share memory: on the servers, variables never share values."""
+def _require_apart(tensors: Mapping[int, torch.Tensor], names: Mapping[int, str]) -> None:
+    """Reject variables that share memory: on the servers each variable has values of its own."""
     held = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), id(tensor))
         for tensor in tensors.values()
@@ -103,14 +103,14 @@ class PsModel:
         )
 
     def look(self, variables: VariablesView) -> None:
-        """Add new objects and forget removed ones."""
+        """Follow objects that were added or removed."""
         if self._known.look(variables):
             self.optimizers.forget_members()
             for handle in [known for known in self.slices.table if known not in self._known]:
                 self.slices.forget(handle)
 
     def settle(self, variables: VariablesView) -> tuple[VariableSpec, ...]:
-        """Return the specs of the variables that have no slices yet."""
+        """Describe the variables that have no slices yet."""
         self.look(variables)
         for optimizer in variables.optimizers():
             if not self.optimizers.is_told(optimizer):
@@ -134,7 +134,7 @@ class PsModel:
         )
 
     def place(self, variables: VariablesView, slices: Sequence[PsSlice]) -> None:
-        """Send this worker's values of new variables, and of variables that the driver wrote, to the servers."""
+        """Give the servers new variables, and variables that the driver wrote, with this worker's values."""
         self.look(variables)
         written = set(self.slices.written())
         new = self._adopt(slices)
@@ -149,19 +149,19 @@ class PsModel:
                 self.optimizers.write_state(optimizer)
 
     def follow(self, variables: VariablesView, slices: Sequence[PsSlice]) -> None:
-        """Adopt slices of variables whose values another worker has sent to the servers."""
+        """Adopt a placement by another worker: the servers have the values from there."""
         self.look(variables)
         self._adopt(slices)
         self.slices.discard_written()
         for handle, weight in self._new_tables():
-            take_held_rows(weight)  # the servers have these rows
+            take_held_rows(weight)  # the servers have them
             self._tables.add(handle)
         variables.take_loaded_states()
         for optimizer in variables.optimizers():
             self.optimizers.follow(optimizer)
 
     def _adopt(self, slices: Sequence[PsSlice]) -> list[int]:
-        """Adopt the slices of new variables; return the handles of these variables."""
+        """Adopt variables that have slices now; return their handles."""
         new = self.slices.adopt(slices, dict(self._known.tensors()))
         if new:
             self.optimizers.forget_plans()
@@ -184,11 +184,11 @@ _CHANGES: tuple[_Change, ...] = get_args(_Change)
 
 @final
 class PsVariables(WorkerRules):
-    """Rules of a worker whose variables are on parameter servers.
+    """Rules of a worker whose variables live on servers.
 
     Args:
-        prefetch_pulls: True: the next closure uses the values that came with the last push, unless the program had seen
-            newer values when it scheduled the closure. False: every closure pulls.
+        prefetch_pulls: Use the values that came with the last push for the next closure, unless the program had seen
+            newer ones when it scheduled the closure; without it, every closure pulls.
     """
 
     def __init__(
@@ -218,9 +218,9 @@ class PsVariables(WorkerRules):
         self._closure = _NO_CLOSURE
         self._num_steps = 0
         self._step = 0
-        self._closure_is_open = False
+        self._counts = False
         self._run = contextlib.ExitStack()
-        # torch wraps `Optimizer.step` in the same way: global step hooks of the program and raydist run around a push.
+        # torch wraps an optimizer's own step in this way: global hooks, the program's and raydist's, run around it.
         self._hooked_push = torch.optim.Optimizer.profile_hook_step(self._push_of)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -235,29 +235,29 @@ class PsVariables(WorkerRules):
         self._model.look(variables)
         if self._in_steps:
             first_step = self._client.ask(0, BeginClosure(self._sender, closure.number)).step
-            self._closure_is_open = True
+            self._counts = True
             self._step = self._model.slices.read_step(first_step)
         else:
             self._model.slices.read_older(closure.seen if self._prefetch else None)
         self._model.states.begin()
 
     def after_run(self, variables: Any) -> None:
-        self._send_written(parameters_only=False)
+        self._tell_written(parameters_only=False)
 
     def after_failure(self, variables: VariablesView) -> None:
         if self._closure is not _NO_CLOSURE:  # else no closure of the program has run
-            # Assigned values are kept, like pushed gradients. The program gets the error of its closure only.
+            # Values written by hand count, like pushed gradients. The program gets its own error.
             with contextlib.suppress(Exception):
                 self._model.states.write(self._key("states"))
             with contextlib.suppress(Exception):
-                self._send_values(self._valid_written())
+                self._tell_values(self._written_that_fit())
         self._model.slices.discard()
 
     def end_closure(self, variables: VariablesView, *, last: bool) -> None:
         self._run.close()
         self._model.states.end()
-        if last and self._closure_is_open:
-            self._closure_is_open = False
+        if last and self._counts:
+            self._counts = False
             self._client.ask(0, EndClosure(self._sender, self._closure.number))
         self._closure = _NO_CLOSURE
 
@@ -266,7 +266,7 @@ class PsVariables(WorkerRules):
 
     # --- steps of optimizers ------------------------------------------------------------------------------------------
 
-    @disable_compiler  # a compiled step function would trace the method
+    @disable_compiler  # a compiled step would trace it
     def step_optimizer(
         self,
         variables: Any,
@@ -283,7 +283,7 @@ class PsVariables(WorkerRules):
         return self._hooked_push(optimizer)
 
     def _push_of(self, optimizer: torch.optim.Optimizer) -> None:
-        self._send_written(parameters_only=True)
+        self._tell_written(parameters_only=True)
         self._push(optimizer)
         self._model.states.stepped(optimizer)
 
@@ -298,30 +298,30 @@ class PsVariables(WorkerRules):
         answer = self._client.ask(0, Arrive(self._sender, key, self._step))
         step = self._step
         if answer.verdict != "late":
-            step = answer.step  # later than requested if another worker with this key died
+            step = answer.step  # a later step if a worker before this one died with the same gradient
             self._model.slices.push_step(push, key, step=step, completes=answer.completes)
         self._step = self._model.slices.read_step(step + 1, parameters_only=True)
 
-    def _send_written(self, *, parameters_only: bool) -> None:
+    def _tell_written(self, *, parameters_only: bool) -> None:
         self._model.states.write(self._key("states"))
-        self._send_values(self._model.slices.written(parameters_only=parameters_only), parameters_only=parameters_only)
+        self._tell_values(self._model.slices.written(parameters_only=parameters_only), parameters_only=parameters_only)
 
-    def _valid_written(self) -> list[int]:
-        """Return the variables that the closure wrote, after undoing writes that variables do not allow."""
+    def _written_that_fit(self) -> list[int]:
+        """Return the variables that the closure wrote, without data that a variable cannot keep."""
         with contextlib.suppress(InvalidArgumentError):
             return self._model.slices.written()
-        return self._model.slices.written()  # the first call has undone the writes that it rejected
+        return self._model.slices.written()  # the first call has undone what it refused
 
-    def _send_values(self, written: Sequence[int], *, parameters_only: bool = False) -> None:
+    def _tell_values(self, written: Sequence[int], *, parameters_only: bool = False) -> None:
         if written:
             self._model.slices.assign(written, self._key("values"), parameters_only=parameters_only)
 
     def _key(self, change: _Change) -> PushKey:
-        """Return the key of a change. The index counts steps only: a closure that runs again may assign no values."""
+        """Index changes by steps alone: when the closure runs again, it may have nothing to write by hand."""
         index = self._num_steps * len(_CHANGES) + _CHANGES.index(change)
         return PushKey(self._closure.number, index, self._closure.finished_below)
 
-    # --- calls by the driver ------------------------------------------------------------------------------------------
+    # --- what the driver does -----------------------------------------------------------------------------------------
 
     def settle(self, variables: VariablesView) -> tuple[VariableSpec, ...]:
         return self._model.settle(variables)

@@ -1,0 +1,229 @@
+"""Replacing lost replicas: what the driver does between the loss and the next step.
+
+1. The collectives of this generation are aborted, so that the survivors' steps end.
+2. New processes start in the place of the lost ones.
+3. The survivors say where they stand, and `plan_recovery` decides.
+4. All replicas join a new generation. The survivors go back; new replicas take over what all hold alike from a
+   survivor, and their predecessors' own state from the neighbour.
+5. The unfinished steps are sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.actors.replica import ReplicaActors
+from raydist.actors.supervision import root_cause
+from raydist.cluster.nodes import living_nodes
+from raydist.collectives.base import Membership
+from raydist.core.errors import DeadlineExceededError, UnavailableError
+from raydist.core.exception_utils import annotate, describe
+from raydist.options import FailureOptions, Timeouts
+from raydist.replicas.dispatched_steps import DispatchedSteps
+from raydist.replicas.recovery_plan import RecoveryPlan, Standing, plan_recovery
+from raydist.replicas.runner import ReplicaRunner
+from raydist.replicas.step import ReplicaSetup
+
+_log = logging.getLogger("raydist")
+_LOOK_S = 1.0
+_ANSWER_S = 3.0  # a replica that does not say within this time that it lives is taken for stopped
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReplicaFailure:
+    """One recovery from the loss of replicas.
+
+    Attributes:
+        step: Number of the first step that ran again.
+        ranks: The replicas that were replaced.
+        reason: What happened, for people.
+        num_repeated: Number of steps that ran again.
+        num_lost_results: Number of results (one for each step and replica) that nobody has: the replica had finished
+            its part of a step, but not delivered it.
+        seconds: From the error to the next step.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    reason: str
+    num_repeated: int
+    num_lost_results: int
+    seconds: float
+
+
+@final
+class Recovery:
+    """The recovery of one group of replicas. Used by the thread that waits for steps.
+
+    `hosts` has the node of each rank.
+    """
+
+    def __init__(
+        self,
+        setups: Sequence[ReplicaSetup],
+        actors: ReplicaActors,
+        steps: DispatchedSteps,
+        options: FailureOptions,
+        timeouts: Timeouts,
+        *,
+        hosts: Sequence[str],
+        start: Callable[[int], Any],
+        membership: Callable[[ReplicaSetup], Membership],
+    ) -> None:
+        self._setups, self._actors, self._steps = tuple(setups), actors, steps
+        self._options, self._timeouts = options, timeouts
+        self._hosts = tuple(hosts)
+        self._start = start
+        self._membership = membership
+        self._new: dict[int, Any] = {}  # replacements that hold no state yet, and the references of their starts
+        self._losses: list[float] = []  # times of losses
+        self._attempts: dict[int, int] = {}  # by first step
+        self.failures: list[ReplicaFailure] = []
+
+    def recover(self, error: Exception) -> bool:
+        """Replace lost replicas and send the unfinished steps again; return False if `error` is no loss of replicas.
+
+        Blocks while the new processes start, at most `FailureOptions.replace_s`, and while survivors end their steps.
+
+        Raises:
+            UnavailableError: The options allow no further replacement, or nobody has a whole state.
+        """
+        began = time.monotonic()
+        lost: dict[int, str] = {}
+        while True:
+            found = self._find_lost(error)
+            by_peers = isinstance(error, UnavailableError) and error.actor is None  # a connection broke
+            if not found and (not by_peers or lost or self._attempts.get(self._steps.first_unfinished)):
+                return False
+            if self._is_node_lost({*found, *self._new}):
+                return False
+            lost.update(found)
+            self._require_allowed(error, len(found))
+            try:
+                step, lost_results = self._try(found)
+            except (UnavailableError, DeadlineExceededError) as another:
+                error = another
+            else:
+                break
+        seconds = time.monotonic() - began
+        reason = "; ".join(dict.fromkeys(lost.values())) or describe(error)
+        failure = ReplicaFailure(step, tuple(sorted(lost)), reason, self._steps.last - step + 1, lost_results, seconds)
+        self.failures.append(failure)
+        _log.warning(
+            "%s. %s replaced in %.1f s; training continues from step %d%s.",
+            reason,
+            " and ".join(f"replica {rank}" for rank in sorted(lost)) or "No replica was",
+            seconds,
+            step,
+            f", without {lost_results} results that were lost" if lost_results else "",
+        )
+        return True
+
+    def _find_lost(self, error: Exception) -> dict[int, str]:
+        """Return the replicas that are gone or do not answer, with the reason."""
+        if not isinstance(error, UnavailableError | DeadlineExceededError):
+            return {}
+        return {
+            rank: reason
+            for rank, reason in self._actors.lost(_ANSWER_S).items()
+            if rank not in self._new or "does not answer" not in reason
+        }
+
+    def _is_node_lost(self, ranks: Collection[int]) -> bool:
+        """Return True if the node of a lost replica is gone: its reservation is there, so no other node will do."""
+        living = {node.node_id for node in living_nodes()}
+        return any(rank < len(self._hosts) and self._hosts[rank] not in living for rank in ranks)
+
+    def _require_allowed(self, error: Exception, number: int) -> None:
+        now, options = time.monotonic(), self._options
+        self._losses = [at for at in self._losses if now - at < options.within_s] + [now] * number
+        step = self._steps.first_unfinished
+        self._attempts = {step: self._attempts.get(step, 0) + 1}
+        if len(self._losses) > options.max_failures:
+            why = f"{len(self._losses)} replicas were lost within {options.within_s:g} s (FailureOptions.max_failures)"
+        elif self._attempts[step] > options.attempts_per_step:
+            why = f"step {step} has lost replicas {options.attempts_per_step} times (FailureOptions.attempts_per_step)"
+        else:
+            return
+        raise self._given_up(error, why)
+
+    def _given_up(self, error: Exception, why: str) -> Exception:
+        self._steps.dead = self._steps.dead or UnavailableError(f"{describe(error)} No replica is replaced: {why}.")
+        annotate(error, f"No replica was replaced: {why}. Start the program again from its last checkpoint.")
+        return error
+
+    def _try(self, lost: dict[int, str]) -> tuple[int, int]:
+        """Recover once; return the first step that runs again, and the number of lost results."""
+        for rank in lost:
+            self._actors.replace(rank)
+            self._new[rank] = self._start(rank)
+        survivors = [setup.rank for setup in self._setups if setup.rank not in self._new]
+        self._await_ends(survivors)
+        plan = self._plan(survivors)
+        self._await_started()
+        self._steps.generation += 1
+        joins = [
+            self._actors.call(setup.rank, ReplicaRunner.join.__name__, self._membership(setup), True)
+            for setup in self._setups
+        ]
+        self._wait(joins, "joining the group again", self._timeouts.start_s)
+        self._ask(survivors, ReplicaRunner.go_back.__name__)
+        state = self._actors.call(plan.source, ReplicaRunner.dump_for_newcomer.__name__)
+        adopts = []
+        for rank in sorted(plan.adopt):
+            own = self._own_state(rank, plan) if rank in self._new else None
+            args = state, plan.resume[rank], own, rank in self._new
+            adopts.append(self._actors.call(rank, ReplicaRunner.adopt.__name__, *args))
+        self._wait(adopts, "taking over the state", self._timeouts.start_s)
+        self._ask([setup.rank for setup in self._setups], ReplicaRunner.resumed.__name__)
+        self._new.clear()
+        self._steps.failed, self._steps.dead = False, None
+        return plan.first, self._steps.send_again(plan.resume)
+
+    def _await_ends(self, survivors: Sequence[int]) -> None:
+        """Wait until the survivors have ended the steps that were sent, well or badly."""
+        self._steps.abort()
+        refs = [ref for rank in survivors for ref in self._steps.unfinished_refs(rank)]
+        if not self._actors.are_ready(refs, self._timeouts.step_s):
+            raise DeadlineExceededError(
+                f"Replicas must end their steps after another one was lost, but did not within "
+                f"{self._timeouts.step_s:g} s (Timeouts.step_s)."
+            )
+
+    def _plan(self, survivors: Sequence[int]) -> RecoveryPlan:
+        said = dict(zip(survivors, self._ask(survivors, ReplicaRunner.standing.__name__), strict=True))
+        standings: dict[int, Standing] = {rank: standing for rank, (standing, _) in said.items()}
+        size = len(self._setups)
+        copies = {rank: said[(rank + 1) % size][1] for rank in self._new if (rank + 1) % size in said}
+        plan = plan_recovery(standings, copies, size)
+        if plan is None or not self._steps.can_go_back_to(plan.first):
+            error = root_cause([UnavailableError("No surviving replica has a whole state")])
+            raise self._given_up(error, "a step was interrupted that cannot be run again")
+        return plan
+
+    def _own_state(self, rank: int, plan: RecoveryPlan) -> Any:
+        """Return the reference of a lost rank's own state, which its neighbour keeps; None if nobody does."""
+        at = plan.copies.get(rank)
+        if at is None:
+            return None
+        return self._actors.call((rank + 1) % len(self._setups), ReplicaRunner.copy_for_previous.__name__, at)
+
+    def _await_started(self) -> None:
+        refs = list(self._new.values())
+        end = time.monotonic() + self._options.replace_s
+        while refs and not self._actors.are_ready(refs, _LOOK_S) and time.monotonic() < end:
+            if self._is_node_lost(self._new):
+                raise UnavailableError("The node of a lost replica is gone as well.")
+        self._wait(refs, "starting again", _LOOK_S, "FailureOptions.replace_s")
+
+    def _ask(self, ranks: Sequence[int], method: str) -> list[Any]:
+        return self._wait([self._actors.call(rank, method) for rank in ranks], method, self._timeouts.start_s)
+
+    def _wait(self, refs: Sequence[Any], doing: str, limit_s: float, limit: str = "Timeouts.start_s") -> list[Any]:
+        names = [doing] * len(refs)
+        return self._actors.wait(refs, names, timeout_s=limit_s, doing=doing, limit=limit, on_error=self._steps.abort)

@@ -1,0 +1,248 @@
+"""Replicas that are killed: another one takes their place, and training goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import raydist as rd
+
+pytestmark = pytest.mark.ray
+
+NUM_STEPS, ROWS = 14, 12
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A replica that kills itself, once, at a place of a step."""
+
+    place: str
+    step: int
+    rank: int
+
+    def at(self, place: str, step: int, folder: Path) -> None:
+        rank = rd.get_replica_context().replica_id_in_sync_group
+        if (place, step, rank) == (self.place, self.step, self.rank):
+            flag = folder / f"{place}-{step}-{rank}"
+            if not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def strategy(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
+    limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
+    options = rd.FailureOptions(recover=True)
+    resources = {"CPU": 0.01}
+    with rd.MirroredStrategy(2, resources_per_replica=resources, timeouts=limits, failure_options=options) as strategy:
+        yield strategy
+
+
+@dataclass
+class Trained:
+    values: dict[str, torch.Tensor]
+    losses: list[tuple[float, ...]]
+    mean: float
+    failures: list[rd.ReplicaFailure]
+
+
+def same(one: Trained, other: Trained) -> list[str]:
+    """Return the names of values that differ."""
+    return [name for name, value in one.values.items() if not torch.equal(value, other.values[name])]
+
+
+MakeStep = Callable[[Callable[[str, int], None]], tuple[nn.Module, list[torch.optim.Optimizer], Any, Any]]
+
+
+def train(strategy: rd.MirroredStrategy, make: MakeStep, kills: Collection[Kill], folder: Path) -> Trained:
+    """Train what `make` makes in the scope: a module, its optimizers, a metric, and a step (batch, number)."""
+    folder.mkdir(exist_ok=True)
+    before = len(strategy.failures())
+    torch.manual_seed(0)
+    rows, labels = torch.randn(NUM_STEPS * ROWS, 1, 8, 8), torch.randint(0, 3, (NUM_STEPS * ROWS,))
+    data = rd.Dataset.from_tensor_slices((rows, labels)).batch(ROWS)
+
+    def maybe_die(place: str, number: int) -> None:
+        for kill in kills:
+            kill.at(place, number, folder)
+
+    with strategy.scope():
+        model, optimizers, mean, step = make(maybe_die)
+        schedules = optimizers if make is convolutions else ()  # the others begin with steps without an update
+        schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, 0.97) for each in schedules]
+    losses = []
+    for number, batch in enumerate(strategy.distribute_dataset(data)):
+        losses.append(strategy.run(step, args=(batch, number)))
+        for scheduler in schedulers:
+            scheduler.step()  # on the driver, which has sent later steps already when a replica is lost
+    values = {name: each.clone() for name, each in model.state_dict().items()}
+    for place, optimizer in enumerate(optimizers):
+        for number, state in enumerate(optimizer.state.values()):
+            values |= {f"{place}.{number}.{name}": torch.as_tensor(each).clone() for name, each in state.items()}
+    told = [tuple(map(float, strategy.local_results(loss))) for loss in losses]
+    return Trained(values, told, float(mean.compute()), strategy.failures()[before:])
+
+
+def convolutions(maybe_die: Callable[[str, int], None]) -> Any:
+    """Batch norm, dropout, Adam and a metric."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, 3)
+    )
+    optimizer, mean = torch.optim.Adam(model.parameters(), lr=0.01), rd.Mean()
+
+    def step(batch: Any, number: int) -> torch.Tensor:
+        inputs, targets = batch
+        optimizer.zero_grad()
+        mean.update(inputs.sum(), weight=len(inputs))
+        outputs = model(inputs)
+        maybe_die("forward", number)
+        loss = F.cross_entropy(outputs, targets)
+        loss.backward()
+        maybe_die("backward", number)
+        optimizer.step()
+        maybe_die("update", number)
+        return loss.detach()
+
+    return model, [optimizer], mean, step
+
+
+def accumulation(maybe_die: Callable[[str, int], None]) -> Any:
+    """An update after each third step; the gradients of the first two stay on the replica."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    optimizer, mean = torch.optim.Adam(model.parameters(), lr=0.01), rd.Mean()
+
+    def step(batch: Any, number: int) -> torch.Tensor:
+        inputs, targets = batch
+        mean.update(inputs.sum(), weight=len(inputs))
+        loss = F.cross_entropy(model(inputs), targets) / 3
+        if number % 3 == 2:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            with rd.get_replica_context().no_sync():
+                loss.backward()
+        maybe_die("end", number)
+        return loss.detach()
+
+    return model, [optimizer], mean, step
+
+
+def two_updates(maybe_die: Callable[[str, int], None]) -> Any:
+    """Two models that train in turns, with an exchange after the first update, and one after the second."""
+    model = nn.ModuleList([nn.Linear(64, 4), nn.Linear(4, 3)])
+    optimizers = [torch.optim.Adam(part.parameters(), lr=0.01) for part in model]
+    mean = rd.Mean()
+
+    def step(batch: Any, number: int) -> torch.Tensor:
+        inputs, targets = batch
+        mean.update(inputs.sum(), weight=len(inputs))
+        for place, optimizer in enumerate(optimizers):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model[1](model[0](inputs.flatten(1))), targets)
+            loss.backward()
+            optimizer.step()
+            maybe_die(f"update {place}", number)
+        return rd.get_replica_context().all_reduce("MEAN", loss.detach())
+
+    return model, optimizers, mean, step
+
+
+PROGRAMS = {
+    "convolutions": (convolutions, [("forward", 3, 0), ("backward", 6, 1), ("update", 9, 0), ("forward", 12, 1)]),
+    "accumulation": (accumulation, [("end", 4, 1), ("end", 9, 0)]),
+    "two updates": (two_updates, [("update 0", 3, 1), ("update 1", 8, 0)]),
+}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_killed_replicas_lose_nothing(strategy: rd.MirroredStrategy, tmp_path: Path, name: str) -> None:
+    make, kills = PROGRAMS[name]
+    undisturbed = train(strategy, make, (), tmp_path / "undisturbed")
+    disturbed = train(strategy, make, [Kill(*kill) for kill in kills], tmp_path / "disturbed")
+    assert same(disturbed, undisturbed) == []
+    assert disturbed.mean == undisturbed.mean
+    assert [failure.ranks for failure in disturbed.failures] == [(rank,) for *_, rank in kills]
+    lost = sum(failure.num_lost_results for failure in disturbed.failures)
+    assert 2 * NUM_STEPS - lost <= sum(len(told) for told in disturbed.losses) <= 2 * NUM_STEPS
+    for told, those in zip(disturbed.losses, undisturbed.losses, strict=True):
+        assert set(told) <= set(those)
+
+
+class Fragile(nn.Module):
+    """A module that kills one replica in its forward pass, once for each number of calls."""
+
+    def __init__(self, folder: Path, calls: Collection[tuple[int, int]]) -> None:
+        super().__init__()
+        self.folder, self.calls, self.num_calls = folder, calls, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += self.training
+        rank = rd.get_replica_context().replica_id_in_sync_group
+        flag = self.folder / f"{self.num_calls}-{rank}"
+        if (self.num_calls, rank) in self.calls and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+
+@pytest.mark.timeout(180)
+def test_fit_goes_on_when_replicas_are_killed(strategy: rd.MirroredStrategy, tmp_path: Path) -> None:
+    def fit(*calls: tuple[int, int]) -> tuple[dict[str, torch.Tensor], dict[str, list[float]]]:
+        torch.manual_seed(0)
+        rows, labels = torch.randn(60, 6), torch.randint(0, 3, (60,))
+        with strategy.scope():
+            module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), Fragile(tmp_path, calls), nn.Linear(8, 3))
+            model = rd.Model(module)
+            model.compile(torch.optim.Adam(module.parameters(), lr=0.01), "cross_entropy")
+        data = rd.Dataset.from_tensor_slices((rows, labels)).shuffle(60, seed=1).batch(10)
+        history = model.fit(data, epochs=3, validation_data=(rows, labels), verbose=False).history
+        return {name: each.clone() for name, each in module.state_dict().items()}, history
+
+    values, history = fit()
+    before = len(strategy.failures())
+    with_kills, history_with_kills = fit((4, 1), (11, 0))
+    assert [failure.ranks for failure in strategy.failures()[before:]] == [(1,), (0,)]
+    assert all(torch.equal(each, with_kills[name]) for name, each in values.items())
+    assert history_with_kills == history
+
+
+@pytest.mark.timeout(120)
+def test_a_stopped_replica_is_replaced_and_its_process_ends(strategy: rd.MirroredStrategy) -> None:
+    stopped = strategy.run(os.getpid).values[1]
+    os.kill(stopped, signal.SIGSTOP)
+
+    def step() -> float:
+        return float(rd.get_replica_context().all_reduce("SUM", 1.0))
+
+    assert strategy.run(step).values == (2.0, 2.0)
+    assert "does not answer" in strategy.failures()[-1].reason
+    with pytest.raises(ProcessLookupError):
+        os.kill(stopped, signal.SIGCONT)
+
+
+@pytest.mark.timeout(120)
+def test_a_step_that_always_kills_is_an_error_that_names_it(ray_cluster: None) -> None:
+    def step() -> float:
+        context = rd.get_replica_context()
+        if context.replica_id_in_sync_group == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return float(context.all_reduce("SUM", 1.0))
+
+    options = rd.FailureOptions(recover=True, attempts_per_step=1)
+    with rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, failure_options=options) as strategy:
+        strategy.run(int)
+        with pytest.raises(rd.UnavailableError, match="replica 1 .* is gone") as caught:
+            strategy.local_results(strategy.run(step))
+        assert "step 1 has lost replicas 1 times" in "".join(caught.value.__notes__)
+        strategy._abort(fetch=False)
