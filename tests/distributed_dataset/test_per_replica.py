@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -128,13 +129,17 @@ def test_specs_and_cardinality() -> None:
         assert not hasattr(dynamic, "map")
 
 
+def always(dataset: Dataset) -> Callable[[Any], Dataset]:
+    return lambda context: dataset
+
+
 def test_elements_of_a_function_are_dealt_in_turn() -> None:
     with fake_side(2) as side:
         for dataset, steps in (
             (Dataset.range(6).batch(2), [[[0, 1], [2, 3]], [[4, 5], []]]),
             (Dataset.range(3), [[0, 1], [2, []]]),
         ):
-            dealt = distribute_from_function(lambda context, dataset=dataset: dataset, side, OPTIONS)
+            dealt = distribute_from_function(always(dataset), side, OPTIONS)
             assert [lists(batch) for batch in dealt] == steps
         iterator = iter(distribute_from_function(lambda context: Dataset.range(6).map(divide), side, OPTIONS))
         assert lists(next(iterator)) == [0, 1]

@@ -43,7 +43,8 @@ def strategy(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
     limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
     options = rd.FailureOptions(recover=True)
     resources = {"CPU": 0.01}
-    with rd.MirroredStrategy(2, resources_per_replica=resources, timeouts=limits, failure_options=options) as strategy:
+    strategy = rd.MirroredStrategy(2, resources_per_replica=resources, timeouts=limits, failure_options=options)
+    with strategy:
         yield strategy
 
 
@@ -152,7 +153,8 @@ def two_updates(maybe_die: Callable[[str, int], None]) -> Any:
             loss.backward()
             optimizer.step()
             maybe_die(f"update {place}", number)
-        return rd.get_replica_context().all_reduce("MEAN", loss.detach())
+        total: torch.Tensor = rd.get_replica_context().all_reduce("MEAN", loss.detach())
+        return total
 
     return model, optimizers, mean, step
 

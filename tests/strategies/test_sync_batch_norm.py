@@ -128,7 +128,7 @@ def test_other_layers_train_like_one_replica_and_what_cannot_is_named(two: rd.Mi
             else:
                 model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
             if way == "torch's, copied":
-                model[1] = copy.deepcopy(made)
+                setattr(model, "1", copy.deepcopy(made))  # a name that is no identifier
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         check_trains_as_batch_norm(two, model, optimizer, layer)
     with two.scope():
