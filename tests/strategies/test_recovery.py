@@ -166,8 +166,15 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("convolutions", marks=pytest.mark.long),
+        pytest.param("accumulation", marks=pytest.mark.long),
+        "two updates",
+    ],
+)
 def test_killed_replicas_lose_nothing(strategy: rd.MirroredStrategy, tmp_path: Path, name: str) -> None:
     make, kills = PROGRAMS[name]
     undisturbed = train(strategy, make, (), tmp_path / "undisturbed")
