@@ -40,7 +40,7 @@ class Kill:
 
 @pytest.fixture
 def strategy(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
-    limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
+    limits = rd.Timeouts(start_s=60, collective_s=15, step_s=60, close_s=5)  # a new replica is slow at first
     options = rd.FailureOptions(recover=True)
     resources = {"CPU": 0.01}
     strategy = rd.MirroredStrategy(2, resources_per_replica=resources, timeouts=limits, failure_options=options)
