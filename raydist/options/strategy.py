@@ -173,10 +173,11 @@ class Timeouts:
 @final
 @dataclass(frozen=True, slots=True)
 class FailureOptions:
-    """What a synchronous strategy does when a replica dies or does not answer: another one takes its place.
+    """Options for lost replicas of a synchronous strategy: replicas that die, or do not answer.
 
-    The surviving replicas hold the same parameters and optimizer states, so the new replica takes over theirs, and the
-    unfinished step runs again. See the page "Failures" of the documentation for what is promised.
+    With `recover`, another process takes the place of a lost replica. The surviving replicas hold the same parameters
+    and optimizer states, so the new replica takes over theirs, and the unfinished step runs again. See the page
+    "Failures" of the documentation for what is promised.
 
     Attributes:
         recover: Replace lost replicas. False makes every lost replica an UnavailableError.

@@ -24,7 +24,7 @@ from raydist.core.errors import DeadlineExceededError, UnavailableError
 from raydist.core.exception_utils import annotate, describe
 from raydist.options import FailureOptions, Timeouts
 from raydist.replicas.dispatched_steps import DispatchedSteps
-from raydist.replicas.recovery_plan import RecoveryPlan, Standing, plan_recovery
+from raydist.replicas.recovery_plan import RecoveryPlan, SurvivorStatus, plan_recovery
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup
 
@@ -196,11 +196,11 @@ class Recovery:
             )
 
     def _plan(self, survivors: Sequence[int]) -> RecoveryPlan:
-        said = dict(zip(survivors, self._ask(survivors, ReplicaRunner.standing.__name__), strict=True))
-        standings: dict[int, Standing] = {rank: standing for rank, (standing, _) in said.items()}
+        said = dict(zip(survivors, self._ask(survivors, ReplicaRunner.status.__name__), strict=True))
+        statuses: dict[int, SurvivorStatus] = {rank: status for rank, (status, _) in said.items()}
         size = len(self._setups)
         copies = {rank: said[(rank + 1) % size][1] for rank in self._new if (rank + 1) % size in said}
-        plan = plan_recovery(standings, copies, size)
+        plan = plan_recovery(statuses, copies, size)
         if plan is None or not self._steps.can_go_back_to(plan.first):
             error = root_cause([UnavailableError("No surviving replica has a whole state")])
             raise self._given_up(error, "a step was interrupted that cannot be run again")

@@ -19,24 +19,24 @@ from typing import final
 
 @final
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a surviving replica says about its steps.
+class SurvivorStatus:
+    """The steps of a surviving replica.
 
     Attributes:
         boundary: The first step since its last boundary, to which it can go back.
         shared: The last step before the boundary with an exchange or an update; -1 for none.
-        torn: True if its unfinished step has changed what all replicas hold alike, and it kept no copy.
+        dirty: True if its unfinished step has changed what all replicas hold alike, and it kept no copy.
     """
 
     boundary: int
     shared: int = -1
-    torn: bool = False
+    dirty: bool = False
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """What each replica does in the new generation.
+    """The first step of each replica in the new generation, and the source of its state.
 
     Attributes:
         resume: The first step that each replica runs again, by rank.
@@ -57,23 +57,23 @@ class RecoveryPlan:
 
 
 def plan_recovery(
-    standings: Mapping[int, Standing], copies: Mapping[int, Sequence[tuple[int, int]]], num_replicas: int
+    statuses: Mapping[int, SurvivorStatus], copies: Mapping[int, Sequence[tuple[int, int]]], num_replicas: int
 ) -> RecoveryPlan | None:
     """Return the plan; None if no survivor has a whole state.
 
     Args:
-        standings: The survivors by rank.
-        copies: For each lost rank, the copies of its own state that others keep: (boundary, shared) as in `Standing`.
+        statuses: The survivors by rank.
+        copies: For each lost rank, the kept copies of its own state: (boundary, shared) as in `SurvivorStatus`.
 
-    >>> plan_recovery({0: Standing(7, 6)}, {1: [(6, 5), (7, 6)]}, 2)
+    >>> plan_recovery({0: SurvivorStatus(7, 6)}, {1: [(6, 5), (7, 6)]}, 2)
     RecoveryPlan(resume=(7, 7), source=0, adopt=frozenset({1}), copies={1: 7})
 
     Replica 0 has finished step 7, the others have not: they take its result.
 
-    >>> plan_recovery({0: Standing(8, 7), 1: Standing(7, 6)}, {2: [(7, 6)]}, 3)
+    >>> plan_recovery({0: SurvivorStatus(8, 7), 1: SurvivorStatus(7, 6)}, {2: [(7, 6)]}, 3)
     RecoveryPlan(resume=(8, 8, 8), source=0, adopt=frozenset({1, 2}), copies={2: 7})
     """
-    whole = {rank: each for rank, each in standings.items() if not each.torn}
+    whole = {rank: each for rank, each in statuses.items() if not each.dirty}
     if not whole:
         return None
     shared = max(each.shared for each in whole.values())
@@ -81,12 +81,12 @@ def plan_recovery(
     first = shared + 1
     resume: dict[int, int] = {}
     adopt = set()
-    for rank, each in standings.items():
+    for rank, each in statuses.items():
         resume[rank] = max(first, each.boundary)
-        if each.torn or each.boundary <= shared:
+        if each.dirty or each.boundary <= shared:
             adopt.add(rank)
     chosen: dict[int, int | None] = {}
-    for rank in sorted(set(range(num_replicas)) - set(standings)):
+    for rank in sorted(set(range(num_replicas)) - set(statuses)):
         # A copy from after an exchange that the survivors have not done is too new: all run that step again.
         usable = [boundary for boundary, its in copies.get(rank, ()) if its <= shared]
         chosen[rank] = max(usable, default=None)

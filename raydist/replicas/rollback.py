@@ -1,4 +1,4 @@
-"""What a replica keeps so that it can go back to the start of a step, and what it knows about its steps.
+"""Snapshots of a replica at the start of steps, to which it goes back after another replica was lost.
 
 Parameters and states of optimizers need no copy in most steps: nothing changes them before the last exchange, and a
 replica that has completed its last exchange can end the step. Steps that exchange something after an update need one;
@@ -22,7 +22,7 @@ from raydist.mirroring.messages import overwrite
 from raydist.mirroring.object_kinds import GENERATORS, kind_of
 from raydist.mirroring.replica import MirrorReplica
 from raydist.pickling.attribute_table import attributes
-from raydist.replicas.recovery_plan import Standing
+from raydist.replicas.recovery_plan import SurvivorStatus
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 _TORCHS = frozenset(torch.nn.Module().__dict__) - {"training"}
@@ -194,7 +194,7 @@ class Snapshot:
 @final
 @dataclass(slots=True)
 class _Needs:
-    """What a snapshot before a function must contain besides the replica's own state."""
+    """The copies that a snapshot before a step function needs, besides the replica's own state."""
 
     values: bool = False
     gradients: bool = False
@@ -225,7 +225,7 @@ class Rollback:
         self._completed = -1
         self._shared = -1
         self._pending = False
-        self._torn = False
+        self._dirty = False
         self._is_trained_by_hand = False
         self._digest = b""
         self._calls_before = 0
@@ -289,7 +289,7 @@ class Rollback:
         if self._found_gradients is None:
             self._found_gradients = found_gradients
             if found_gradients and self._snapshot is not None and self._snapshot.gradients is None:
-                self._torn = True
+                self._dirty = True
 
     def noting(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that notes the update, and then calls the `step` of an optimizer."""
@@ -309,11 +309,11 @@ class Rollback:
         if self._calls_at_update is None:
             self._calls_at_update = self._num_calls()
             if self._snapshot is not None and self._snapshot.values is None:
-                self._torn = True
+                self._dirty = True
 
     def note_draw(self) -> None:
         """Note that the step has drawn a batch from an iterator, which it would not get again."""
-        self._torn = True
+        self._dirty = True
 
     def function_ended(self) -> None:
         """Note that the step function has returned."""
@@ -330,7 +330,7 @@ class Rollback:
         self._is_trained_by_hand |= self._pending and not self._objects()[1]
         self._completed = self.step
         if not self._pending:
-            self._torn = False
+            self._dirty = False
 
     def _learn(self) -> None:
         if not self._digest:
@@ -360,9 +360,11 @@ class Rollback:
         """The last step before the boundary with an exchange or an update."""
         return self._snapshot.shared if self._pending and self._snapshot is not None else self._shared
 
-    def standing(self) -> Standing:
+    def status(self) -> SurvivorStatus:
         """Return what the recovery is planned with."""
-        return Standing(self.boundary, self.shared, self._torn or self._is_trained_by_hand or self._has_written())
+        return SurvivorStatus(
+            self.boundary, self.shared, self._dirty or self._is_trained_by_hand or self._has_written()
+        )
 
     def _has_written(self) -> bool:
         """Return True if the program has changed parameters since the boundary, of which there is no copy."""
@@ -393,15 +395,15 @@ class Rollback:
                 held.clear()
                 held.update(state)
         mirror.set_gradients(kept.gradients or {})
-        torn = self._torn
+        dirty = self._dirty
         self.start_from(kept.step, kept.shared)
-        self._torn = torn  # until it takes over another replica's state
+        self._dirty = dirty  # until it takes over another replica's state
         return kept.own.seed
 
     def start_from(self, step: int, shared: int) -> None:
         """Begin a new generation at a boundary, with a whole state."""
         self._completed, self._shared = step - 1, shared
-        self._pending = self._torn = False
+        self._pending = self._dirty = False
         self._num_passes = self._passes_at_update = 0
         self._listed_at = -1
 

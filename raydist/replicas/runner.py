@@ -40,7 +40,7 @@ from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, ReplicaView, watch_gradient_readers
 from raydist.replicas.neighbours import Neighbours
-from raydist.replicas.recovery_plan import Standing
+from raydist.replicas.recovery_plan import SurvivorStatus
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.rollback import OwnState, Rollback
 from raydist.replicas.rules import VariablesView
@@ -379,9 +379,9 @@ class ReplicaRunner:
             self._early = step + 1, state
             self._neighbours.send(step + 1, step, state, early=True)
 
-    def standing(self) -> tuple[Standing, list[tuple[int, int]]]:
+    def status(self) -> tuple[SurvivorStatus, list[tuple[int, int]]]:
         """Return what the recovery is planned with, and the copies that are here for the previous rank."""
-        return self._kept().standing(), self._neighbours.copies()
+        return self._kept().status(), self._neighbours.copies()
 
     def _kept(self) -> Rollback:
         if self._rollback is None:

@@ -173,7 +173,7 @@ def tests_of(file: str, caught: str | None, tree: Path) -> list[list[str]]:
     own = Path("tests", *folders, f"test_{name}")
     before = Path(caught.split()[-1].split("::")[0]) if caught and "::" in caught else own
     first = [file, *(str(path) for path in dict.fromkeys([before, own]) if (tree / path).exists())]
-    folder = [str(path) for path in [Path("tests", *folders), *Path("tests", *folders).parents[:-1]]]
+    folder = [str(path) for path in [before.parent, Path("tests", *folders), *Path("tests", *folders).parents[:-1]]]
     return [first, *([path] for path in folder if (tree / path).exists() and path != "tests")]
 
 

@@ -19,7 +19,8 @@ from raydist.core.errors import CancelledError
 from raydist.core.fork_guard import OwningProcess
 from raydist.core.values import Part, PerReplica
 from raydist.mirroring.messages import StepPayload
-from raydist.replicas.dispatched_steps import BatchingPolicy, Dispatched, DispatchedSteps, SentGroup
+from raydist.replicas.batching_policy import BatchingPolicy
+from raydist.replicas.dispatched_steps import Dispatched, DispatchedSteps, SentGroup
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage

@@ -6,7 +6,7 @@ import os
 import random
 from dataclasses import dataclass, field
 
-from raydist.replicas.recovery_plan import RecoveryPlan, Standing, plan_recovery
+from raydist.replicas.recovery_plan import RecoveryPlan, SurvivorStatus, plan_recovery
 
 # The parts of a step: x exchanges with all, u updates what all hold alike, o changes what the replica alone has.
 KINDS = {"train": "oxu", "accumulate": "ox", "evaluate": "o", "gan": "oxuxu"}
@@ -24,7 +24,7 @@ class Replica:
     part: int = 0
     shared: int = NEVER
     is_pending: bool = False
-    torn: bool = False
+    dirty: bool = False
     kept: tuple[int, list[int], list[int], int] = (0, [], [], NEVER)  # step, alike, own, shared
     sent: list[tuple[int, int, list[int]]] = field(default_factory=list)
     early: tuple[int, int, list[int]] | None = None  # sent within a step
@@ -46,7 +46,7 @@ class Replica:
         elif part == "u":
             self.alike += [self.step, *self.gradients]
             self.gradients = []
-            self.torn |= not copies
+            self.dirty |= not copies
         self.part += 1
 
     def end(self, kind: str) -> None:
@@ -55,22 +55,22 @@ class Replica:
         self.step, self.part = self.step + 1, 0
         self.is_pending = bool(self.gradients)
         if not self.is_pending:
-            self.torn = False
+            self.dirty = False
             self.early = None
             others = [copy for copy in self.sent if copy[1] != self.shared]
             self.sent = [*others, (self.step, self.shared, list(self.own))][-2:]
 
-    def standing(self) -> Standing:
+    def status(self) -> SurvivorStatus:
         unfinished = self.part > 0 or self.is_pending
-        return Standing(
-            self.kept[0] if unfinished else self.step, self.kept[3] if unfinished else self.shared, self.torn
+        return SurvivorStatus(
+            self.kept[0] if unfinished else self.step, self.kept[3] if unfinished else self.shared, self.dirty
         )
 
     def go_back(self) -> None:
         if self.part > 0 or self.is_pending:
             self.step, alike, own, self.shared = self.kept
             self.own = list(own)
-            if not self.torn or self.alike == alike:
+            if not self.dirty or self.alike == alike:
                 self.alike = list(alike)
         self.gradients, self.part, self.is_pending = [], 0, False
 
@@ -180,11 +180,11 @@ def test_random_schedules_lose_nothing() -> None:
         kinds = draw.choices(["train", "accumulate", "evaluate", "gan"], k=draw.randrange(1, 8))
         replicas = [Replica() for _ in range(size)]
         killed = Schedule(draw, kinds, replicas, copies=draw.random() < 0.8).run()
-        standings = {rank: each.standing() for rank, each in enumerate(replicas) if rank not in killed}
+        statuses = {rank: each.status() for rank, each in enumerate(replicas) if rank not in killed}
         sent = {rank: [(at, shared) for at, shared, _ in replicas[rank].copies] for rank in killed}
-        plan = plan_recovery(standings, sent, size)
+        plan = plan_recovery(statuses, sent, size)
         if plan is None:
-            assert all(each.torn for each in standings.values())
+            assert all(each.dirty for each in statuses.values())
             without += 1
             continue
         carry_out(replicas, killed, plan)
