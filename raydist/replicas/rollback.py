@@ -361,7 +361,7 @@ class Rollback:
         return self._snapshot.shared if self._pending and self._snapshot is not None else self._shared
 
     def status(self) -> SurvivorStatus:
-        """Return what the recovery is planned with."""
+        """Return the status of this replica, for `plan_recovery`."""
         return SurvivorStatus(
             self.boundary, self.shared, self._dirty or self._is_trained_by_hand or self._has_written()
         )

@@ -380,7 +380,7 @@ class ReplicaRunner:
             self._neighbours.send(step + 1, step, state, early=True)
 
     def status(self) -> tuple[SurvivorStatus, list[tuple[int, int]]]:
-        """Return what the recovery is planned with, and the copies that are here for the previous rank."""
+        """Return this replica's status, and the copies that it keeps for the previous rank."""
         return self._kept().status(), self._neighbours.copies()
 
     def _kept(self) -> Rollback:
