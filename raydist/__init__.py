@@ -134,7 +134,7 @@ if TYPE_CHECKING:
     from raydist.training.model import Model as Model
     from raydist.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The public names and their modules. The imports above give the same list to type checkers and editors.
 _MODULE_OF = {
