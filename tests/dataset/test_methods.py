@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.core.errors import InvalidArgumentError, NotFoundError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.dataset import Dataset
 from raydist.dataset.base import graphs
 from raydist.pipelines.elements.spec import TensorSpec
@@ -136,12 +136,6 @@ def test_the_single_element() -> None:
         Dataset.range(1).map(lambda x: 1 // int(x)).get_single_element()
 
 
-def test_a_missing_file_is_an_error_at_once(tmp_path: Path) -> None:
-    for source in ("list_files", "from_numpy", "from_parquet", "from_csv", "from_json", "load"):
-        with pytest.raises(NotFoundError, match="nowhere"):
-            getattr(Dataset, source)(str(tmp_path / "nowhere.npy"))
-
-
 def test_global_shuffle_of_a_map_style_torch_dataset() -> None:
     class Squares:
         def __len__(self) -> int:
@@ -198,16 +192,6 @@ def test_building_and_reading_numpy_needs_neither_torch_nor_ray() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split("\n")[:2] == ["[4, 6]", "[]"]
-
-
-def test_what_the_writer_wrote_is_read(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{i}.tfrecord" for i in range(2)]
-    for path in paths:
-        with rd.TFRecordWriter(path, "GZIP") as writer:
-            writer.write(path.name.encode())
-    names = rd.Dataset.from_tensor_slices([str(p) for p in paths])
-    for dataset in (rd.TFRecordDataset(paths, "GZIP"), rd.TFRecordDataset(names, "GZIP", 2)):
-        assert list(dataset) == [b"0.tfrecord", b"1.tfrecord"]
 
 
 def test_limits_are_settings(tmp_path: Path) -> None:

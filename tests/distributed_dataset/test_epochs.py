@@ -13,16 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.actors.epochs.job import MergedJob
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import DistributedDataset, InputSide, LocalDistributedDataset, distribute
+from raydist.distributed_dataset import DistributedDataset, LocalDistributedDataset, distribute
 from raydist.distributed_dataset.base import require_shared
-from raydist.distributed_dataset.per_replica import InputLayout
-from raydist.options import InputOptions, InputReplicationMode, Options, Timeouts
+from raydist.options import InputOptions, InputReplicationMode, Options
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.strategies.one_device import OneDeviceStrategy
-from tests.actors.readers.fakes import FakeHost, fake_side
+from tests.actors.readers.fakes import fake_side
 
 OPTIONS = InputOptions(num_input_workers=0)
 Make = Callable[[], DistributedDataset]
@@ -197,22 +195,6 @@ def test_it_goes_back_into_an_epoch_whose_end_was_seen_and_whose_iterator_is_gon
     assert rests == {1: 3, 2: 2, 3: 1, 4: 3}, "after the end a new epoch"
 
 
-def lists(batch: Any) -> list[Any]:
-    return [value.tolist() for value in batch.values]
-
-
-def test_every_iteration_is_an_epoch() -> None:
-    dataset = Dataset.range(20).shuffle(20).batch(5).with_options(Options(seed=1))
-    kept = Dataset.range(30).shuffle(30, reshuffle_each_iteration=False).batch(6)
-    with fake_side(2) as side:
-        twice = distribute(dataset, side, OPTIONS)
-        first, second = ([lists(batch) for batch in twice] for _ in range(2))
-        assert first != second
-        assert [row for step in first for part in step for row in part] == [int(x) for rows in dataset for x in rows]
-        same = distribute(kept, side, OPTIONS)
-        assert [lists(batch) for batch in same] == [lists(batch) for batch in same], "kept without a seed"
-
-
 def test_one_dataset_is_not_for_each_replica() -> None:
     require_shared(OPTIONS)
     batches = Dataset.range(4).batch(2)
@@ -234,19 +216,6 @@ def test_it_stays_in_its_process() -> None:
                 copied(distributed)
             assert len(list(distributed)) == 2
         pickle.loads(pickle.dumps(dataset))
-
-
-def test_elements_of_functions_go_to_workers_in_order() -> None:
-    ops = [Dataset.range(number)._op for number in range(4)]
-    per_replica = InputLayout.of_elements(ops, 2)
-    assert per_replica.of_workers == ((ops[0], ops[1]), (ops[2], ops[3]))
-    side = InputSide(FakeHost(), 4, Timeouts(), lambda: None, num_workers=2)
-    whole = per_replica.job(side, seed=3, epoch=1, options=Options(), input_options=OPTIONS)
-    assert isinstance(whole, MergedJob)
-    assert (whole.num_pipelines, [part.dealt for part in whole.jobs]) == (2, [True, True])
-    assert [part.num_pieces for part in whole.jobs] == [None, None]
-    with pytest.raises(InvalidArgumentError, match="got 3 replicas on 2 workers"):
-        _ = InputSide(FakeHost(), 3, Timeouts(), lambda: None, 2).replicas_per_worker
 
 
 def test_local_batches_are_plain_tensors_on_the_device_or_the_host() -> None:

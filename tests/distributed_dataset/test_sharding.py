@@ -153,21 +153,6 @@ def rows_in(steps: Steps) -> Counter[int]:
     return Counter(row for step in steps for piece in step for row in piece)
 
 
-def test_a_batch_is_resumed_on_ever_other_replicas(files: list[str]) -> None:
-    """Each time the rest of the batch at hand is cut anew; no row is lost, none comes twice."""
-    numbers, draw = [0, 2, 5], random.Random(1)
-    for _ in range(20):
-        dataset = batches_of([files[number] for number in numbers], draw.randint(2, 9), OFF)
-        state: Any = None
-        seen: Steps = []
-        for _ in range(draw.randint(2, 4)):
-            for step, behind in run(dataset, (2, draw.randint(1, 3)), "balanced", state)[: draw.randint(0, 3)]:
-                seen.append(step)
-                state = behind
-        seen += steps_of(dataset, (2, 2), "balanced", state)
-        assert rows_in(seen) == {row: 2 for number in numbers for row in rows_of(number)}
-
-
 def test_the_table_of_splits() -> None:
     table: list[tuple[int, int, int, Steps]] = [
         (6, 4, 2, [[[0, 1], [2, 3]], [[4], [5]]]),

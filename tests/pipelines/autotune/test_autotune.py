@@ -18,18 +18,12 @@ from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options, ThreadingOptions
 from raydist.pipelines.autotune.tuned_executor import (
     TunedExecutor,
-    TunedPart,
-    TunedPrefetch,
-    TunedStage,
     local_executor,
 )
 from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Period, TunedSetting, Tuner
-from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.threads import ThreadExecutor
-from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.plan import open_iterator
 from tests.contracts.op import iterate
 from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
@@ -203,16 +197,6 @@ def test_a_prefetch_helps_a_consumer_that_works() -> None:
     assert all(not threads["prefetch"] for threads in run(tuner_of(idle_consumer), idle_consumer, 100))
 
 
-def test_threads_that_were_asked_for_need_no_budget() -> None:
-    tuner = tuner_of(SECOND_CORE)
-    tuner.add(TunedSetting("interleave", ahead=8, requested=True))
-    period = replace(SECOND_CORE.period({"map": 0}), cpu_s=0.0, free_threads=0)
-    period = replace(period, parts={"interleave": period.parts["map"]})
-    for _ in range(3):
-        tuner.step(period)
-    assert tuner.threads == {"map": 0, "interleave": 8}
-
-
 def test_decisions_tell_what_and_why() -> None:
     tuner = tuner_of(WITH_GIL)
     decisions = [tuner.step(WITH_GIL.period(tuner.threads)) for _ in range(22)]
@@ -324,60 +308,3 @@ def test_the_options_choose_the_executor_and_a_closed_one_takes_no_more_work() -
 
 BLOCK = block_of(SOURCE)
 WHERE = spec_of(SOURCE.map(lambda x: threading.current_thread() is threading.main_thread()))
-
-
-def worked_here(made: TunedStage) -> bool:
-    result = made.submit(WHERE, BLOCK, (0,)).result()
-    return bool(result.items[0].columns[0][0])  # type: ignore[union-attr]  # a block
-
-
-def test_a_stage_works_where_it_was_told_to_within_the_budgets() -> None:
-    budgets = Budgets(AutotuneOptions(cpu_budget=3, ram_budget=1000))
-    looks: list[TunedPart] = []
-    made = TunedStage(IterationMeters().meter("map-1"), budgets, looks.append)
-    assert worked_here(made)
-    made.apply(2, row_s=0.0005, block_bytes=100)
-    assert (made.threads, made.place, made.num_workers, made.window, made.least_rows) == (2, "threads", 2, 4, 4)
-    assert not worked_here(made)
-    made.apply(0, row_s=0.0005, block_bytes=100)
-    assert (made.threads, made.place, made.window, made.least_rows) == (0, "inline", 1, 1)
-    assert worked_here(made)
-    assert looks == [made] * 3
-    done = made.take_activity()
-    assert (done.rows, done.blocks, done.num_bytes) == (18, 3, 3 * (6 * 8 + 6))
-    assert done.busy_s > 0
-    assert made.take_activity().rows == 0
-    made.end()
-    budgets = Budgets(AutotuneOptions(cpu_budget=3, ram_budget=1000))
-    made = TunedStage(IterationMeters().meter("map-1"), budgets, looks.append)
-    budgets.threads.take(1)
-    made.apply(5, row_s=0.0005, block_bytes=100)
-    assert (made.threads, budgets.threads.free) == (2, 0)
-    assert (made.charged_bytes, budgets.ram.free) == (400, 600)
-    made.end()
-    assert (budgets.threads.free, budgets.ram.free) == (2, 1000)
-
-
-def test_a_prefetch_needs_a_thread_in_the_budget_which_gives_itself_back_when_it_ends() -> None:
-    budgets = Budgets(AutotuneOptions(cpu_budget=1))
-    part = TunedPrefetch(IterationMeters().meter("prefetch-1"), budgets, lambda part: None, requested=False)
-    part.apply(1)
-    assert part.is_on
-    part.apply(0)
-    assert not part.is_on
-    budgets.threads.take(1)
-    part.apply(1)
-    assert not part.is_on
-    budgets.threads.give(1)
-    part.apply(1)
-    op = Dataset.range(100).repeat()._op
-    source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
-    ahead = part.read_ahead(source, 4)
-    ahead.start()
-    assert ahead.get() is not None
-    assert (part.is_on, budgets.threads.free) == (True, 0)
-    part.apply(0)
-    assert budgets.threads.free == 0
-    ahead.stop()
-    assert budgets.threads.free == 1
-    assert part.done.busy_s > 0

@@ -18,25 +18,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.core.nest import LEAF
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
-from raydist.pipelines.elements.batch_rows import row_spec, rows_of_batch
 from raydist.pipelines.elements.blocks import Block, concat_blocks, private_column
 from raydist.pipelines.elements.columns import (
     Column,
     KeptColumn,
     NestedColumn,
     RemoteColumn,
-    alike,
     as_remote,
     object_column,
 )
 from raydist.pipelines.elements.convert import numpy_rows, torch_rows
 from raydist.pipelines.elements.items import ElementError, Item, count_items, join_items
 from raydist.pipelines.elements.leaf_values import as_leaf
-from raydist.pipelines.elements.rows import block_of_rows, items_of_rows
-from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, as_dtype, most_specific_common
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import BYTES, STR, TensorSpec, as_dtype
 from tests.contracts.op import same
 from tests.pipelines.storing_executor import InStore
 
@@ -105,33 +102,7 @@ def test_a_dtype_is_given_in_any_words() -> None:
         as_dtype(object)
 
 
-def test_most_specific_common() -> None:
-    three, four = TensorSpec((3, 1), "u1"), TensorSpec((4, 1), "u1")
-    assert most_specific_common(three, four) == TensorSpec((None, 1), "u1")
-    assert most_specific_common(three, TensorSpec((), "u1")) == TensorSpec(None, "u1")
-    assert most_specific_common(three, TensorSpec((3, 1), "i1")) is None
-    short, long = (DatasetSpec(TensorSpec((size,), "int64")) for size in (2, 3))
-    assert most_specific_common(short, long) == DatasetSpec(TensorSpec((None,), "int64"))
-    assert most_specific_common(short, DatasetSpec(TensorSpec((2,), "str"))) is None
-    pairs = [DatasetSpec((spec.element_spec, TensorSpec())) for spec in (short, long)]
-    assert most_specific_common(*pairs) == DatasetSpec((TensorSpec((None,), "int64"), TensorSpec()))
-    assert most_specific_common(pairs[0], short) is None
-
-
 Point = namedtuple("Point", ["x", "y"])
-
-
-def test_dense_and_ragged_columns() -> None:
-    dense = block_of_rows([np.zeros((2, 3)), np.ones((2, 3))])
-    assert dense.columns[0].shape == (2, 2, 3)
-    ragged = block_of_rows([np.zeros((2, 3)), np.ones((2, 4))])
-    assert ragged.columns[0].dtype == object
-    assert ragged.specs == (TensorSpec((2, None), np.float64),)
-    assert block_of_rows([np.zeros(2), np.zeros((2, 2))]).specs[0].shape is None
-    assert block_of_rows([["a"], ["b", "c"]]).specs == (TensorSpec((None,), "U"),)
-    items = items_of_rows([1, 2, "a", 3.5, None, 4.5, (1,)])  # neighbours of one kind share a block
-    assert [item.num_rows if isinstance(item, Block) else item.index for item in items] == [2, 1, 1, 4, 1, 1]
-    assert isinstance(items[3], ElementError)
 
 
 def test_rows_and_blocks_that_must_agree_show_both() -> None:
@@ -167,21 +138,6 @@ def test_slices_are_views_takes_are_copies_and_shared_columns_read_only() -> Non
     assert not block.columns[0].any()
 
 
-def test_blocks_join_where_dtypes_agree() -> None:
-    joined = concat_blocks([BLOCK, BLOCK.slice(0, 1)])
-    assert joined.rows() == [(1, "a"), (2, "b"), (3, "c"), (1, "a")]
-    ragged = concat_blocks([block_of_rows([np.zeros(2), np.ones(2)]), block_of_rows([np.zeros(3)])])
-    assert ragged.specs == (TensorSpec((None,), np.float64),)
-    assert [len(row) for row in ragged.rows()] == [2, 2, 3]
-
-
-def test_the_signature_of_a_wide_block_is_short_and_its_own() -> None:
-    wide = [block_of_rows([{f"column {i}": i for i in range(1000)} | {"last": last}]) for last in (1, 0.5)]
-    assert [len(block.signature) < 500 for block in wide] == [True, True]
-    assert wide[0].signature != wide[1].signature
-    assert "... (1001 leaves, " in wide[0].signature
-
-
 ERROR = ElementError(ValueError("bad"))
 
 
@@ -191,14 +147,6 @@ def test_small_neighbours_of_one_kind_are_joined() -> None:
     parts = join_items([*numbers, block_of_rows(["text"]), block_of_rows(["text"]), large, large])
     assert [count_items([item]) for item in parts] == [3, 1, 3, 2, 1, 1]
     assert [part.rows() for part in parts[:4] if isinstance(part, Block)] == [[1, 2, 3], [4, 5, 6], ["text"] * 2]
-
-
-def test_a_row_loses_the_first_dimension() -> None:
-    assert row_spec(TensorSpec((None, 2), "int64")) == TensorSpec((2,), "int64")
-    with pytest.raises(InvalidArgumentError, match="first dimension to split"):
-        row_spec(TensorSpec((), "int64"))
-    with pytest.raises(InvalidArgumentError, match="must share their first dimension, got shapes"):
-        rows_of_batch(block_of_rows([(np.arange(3), np.arange(4))]))
 
 
 def test_a_tensor_pickles_its_own_bytes_alone() -> None:
@@ -240,23 +188,6 @@ def test_a_block_survives_the_way_through_arrow() -> None:
         back = block_of_arrow(read, block.structure)
         assert same(back.rows(), block.rows()), name
         assert back.specs == block.specs, name
-
-
-def test_numbers_and_tensors_are_not_copied() -> None:
-    block = block_of_rows([(1, np.arange(4.0)), (2, np.ones(4))])
-    back = block_of_arrow(block_to_arrow(block), block.structure)
-    for mine, theirs in zip(block.columns, back.columns, strict=True):
-        assert np.shares_memory(mine, theirs)
-        assert not theirs.flags.writeable
-
-
-def test_columns_are_named_and_tensors_have_arrows_own_type() -> None:
-    batch = block_to_arrow(block_of_rows([{"image": np.zeros((2, 3), np.uint8), "label": (1, b"x")}]))
-    assert batch.schema.names == ["image", "label.0", "label.1"]
-    assert batch.schema.field("image").type == pa.fixed_shape_tensor(pa.uint8(), (2, 3))
-    assert batch.schema.field("label.1").type == pa.large_binary()
-    with pytest.raises(SpecError, match=r"one column per leaf.*got columns \['0', '1'\]"):
-        block_of_arrow(block_to_arrow(block_of_rows([(1, 2)])), LEAF)
 
 
 def test_arrow_batches_are_the_batches_of_a_dataset() -> None:
@@ -333,22 +264,6 @@ def block_of_column(column: Column) -> Block:
     return Block(like.structure, like.specs, (column,), len(column))
 
 
-def test_batches_of_different_sizes_stand_in_one_column() -> None:
-    values = np.arange(10)
-    ids = stored(values)
-    both = concat_blocks(
-        [block_of_column(cast(Column, ids[:8].batched(2, 4))), block_of_column(cast(Column, ids[8:].batched(1, 2)))]
-    )
-    column = cast(RemoteColumn, both.columns[0])
-    assert [row.tolist() for row in column.values()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert column.shapes_by_row() == [(4,), (4,), (2,)]
-    again = pickle.loads(pickle.dumps(column[1:]))
-    assert [row.tolist() for row in again.values()] == [[4, 5, 6, 7], [8, 9]]
-    first, second = alike(ids[:4].batched(1, 4), ids[4:6].batched(1, 2))
-    first[np.array([0])] = second
-    assert [row.tolist() for row in first.values()] == [[4, 5]]
-
-
 def test_a_part_of_rows_is_sent_alone() -> None:
     nested = NestedColumn(stored(np.arange(4_000.0), "in store").batched(4, 1_000))
     sent = pickle.dumps(RemoteColumn.of(nested).element(2)[10:12])
@@ -365,13 +280,3 @@ def test_consecutive_rows_are_a_view_that_cannot_be_written() -> None:
     assert np.shares_memory(view, values)
     assert not view.flags.writeable
     assert stored(values)[np.array([1, 0])].values().flags.writeable
-
-
-def test_what_is_not_named_is_let_go() -> None:
-    columns = [KeptColumn(np.full(1, number)) for number in range(300)]
-    slots = stored(np.zeros(1, np.int64)).copy()
-    for column in columns:
-        slots[np.array([0])] = RemoteColumn.of(column)
-    assert slots.values().tolist() == [299]
-    assert len(slots.stored) < 10
-    assert len(slots[np.array([0])].stored) == 1

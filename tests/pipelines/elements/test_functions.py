@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -54,19 +53,6 @@ def test_only_a_keyword_only_rng_is_wanted() -> None:
     others: list[Callable[..., Any]] = [lambda x, rng: x, lambda rng: rng, lambda x, *, seed: x, lambda **rng: rng, len]
     assert [wants_rng(fn) for fn in wanting] == [True] * 3
     assert [wants_rng(fn) for fn in others] == [False] * 5
-
-
-def test_a_large_row_is_the_functions_own() -> None:
-    pixels = np.zeros((6, 1 << 15), np.float32)
-    calls = itertools.count()
-
-    def brighter(x: Any) -> Any:
-        x += next(calls)
-        return x
-
-    made = list(Dataset.from_tensor_slices(pixels).map(brighter, num_parallel_calls=1).as_numpy_iterator())
-    assert [x[0] for x in made] == list(range(6))
-    assert not pixels.any()
 
 
 class Noisy(torch.nn.Module):

@@ -160,18 +160,3 @@ def test_notes_of_thousands_of_turns_fit_into_a_state() -> None:
     again = ArrivalOrders()
     again.load(notes)
     assert [again.of("interleave-1@0").number_at(given) for given in range(5000)] == numbers
-
-
-def test_the_oldest_state_of_each_stage_counts() -> None:
-    orders = ArrivalOrders()
-    for name, numbers in (("map-1@0", [0, 1, 2, 3]), ("map-3@0", [1, 0, 3, 2])):
-        for given, number in enumerate(numbers):
-            orders.of(name).was_read(given, 5)
-            orders.of(name).was_given(given, number)
-    old = {"order": "map-1@0", "first": 1, "given": 1, "input": {}}
-    state = {"at": {"order": "map-3@0", "first": 2, "given": 2, "input": {"at": old}}, "parts": [old | {"first": 3}]}
-    notes = orders.since(state)
-    assert notes == {"map-3@0": [2, [[5, 2]], 2, [[1, 1], [-1, 1]]], "map-1@0": [1, [[5, 3]], 1, [[0, 3]]]}
-    orders.load(notes)
-    assert orders.since(state) == notes
-    assert orders.since({"skip": 3}) == {}

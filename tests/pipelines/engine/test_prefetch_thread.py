@@ -9,7 +9,6 @@ from typing import final
 import numpy as np
 import pytest
 
-from raydist.core.errors import UnavailableError
 from raydist.dataset import Dataset
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
@@ -25,7 +24,6 @@ from raydist.pipelines.engine.read_ahead import ReadAhead, SteadyPrefetch
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from tests.contracts.op import MakeExecutor, iterate
-from tests.pipelines.tables import recorder
 
 ROW_BYTES = 100
 
@@ -83,43 +81,12 @@ def rows_until_the_end(ahead: PrefetchThread, rows: int = 0) -> int:
     return rows
 
 
-def test_everything_comes_with_its_state() -> None:
-    source = Source(57)
-    ahead = reading(source, 8)
-    assert rows_until_the_end(ahead) == 57
-    assert not ahead.was_paused
-    assert source.closed.wait(10)
-    ahead.stop()
-
-
-def test_a_pause_leaves_the_source_open_where_it_is() -> None:
-    source = Source(10_000)
-    ahead = reading(source, 8)
-    rows = next_rows(ahead)
-    ahead.pause()
-    ahead.pause()
-    rows = rows_until_the_end(ahead, rows)
-    assert ahead.was_paused
-    assert (source.made, source.closed.is_set()) == (rows, False)
-    ahead.stop()
-
-
 def test_one_that_was_not_asked_yet_begins_to_work() -> None:
     source = Source(50)
     iterator = ReadAhead(source, SteadyPrefetch(thread))
     iterator.has_ready()
     assert source.has_begun.wait(10), "it reads, although no block was asked for"
     iterator.close()
-
-
-def test_an_error_of_the_machinery_stands_behind_what_was_made() -> None:
-    ahead = reading(Source(3, UnavailableError("gone")), 8)
-    rows = 0
-    while rows < 3:
-        rows += next_rows(ahead)
-    with pytest.raises(UnavailableError, match="gone"):
-        ahead.get()
-    ahead.stop()
 
 
 def test_the_buffer_never_holds_more_than_the_budget_or_one_element() -> None:
@@ -189,16 +156,3 @@ def test_a_thread_whose_function_does_not_return_is_left_behind_by_name(
         assert time.monotonic() - begin < 5.0
     finally:
         release.set()
-
-
-def test_a_consumer_that_stops_lets_no_memory_grow() -> None:
-    made: list[int] = []
-    dataset = Dataset.range(100_000).map(recorder(made), num_parallel_calls=2).batch(10).prefetch(4)
-    iterator = iterate(dataset)
-    assert next(iterator).tolist() == list(range(10))
-    before = -1
-    while len(made) != before:
-        before = len(made)
-        time.sleep(0.2)
-    assert len(made) <= 10 * (1 + 4 + 4) + 2 * 64, "the batch in use, the buffer, the batches and blocks under way"
-    iterator.close()

@@ -60,14 +60,6 @@ def test_a_slow_input_is_not_asked_for_more_than_is_wanted() -> None:
     assert size.rows(1, 4, 1) == 8
 
 
-def test_blocks_are_multiples_of_what_the_consumer_takes_together() -> None:
-    size = BlockSize(away=False, together=10)
-    learn(size, rows=3, seconds=0.001)
-    assert [size.rows(limit, 3, 1) for limit in (10, 30, 100)] == [10, 10, 40]
-    assert [size.rows(limit, 1, 1) for limit in (20, 7, 3)] == [20, 7, 3], "a rest is completed, and no more"
-    assert BlockSize(away=False, together=100).rows(200, 2, 1) == 64, "nothing is known of the size of elements"
-
-
 def test_8_mib_fit_and_a_batch_made_elsewhere_may_be_larger() -> None:
     for away, together, rows in ((False, 3, 6), (False, 10, 8), (True, 20, 20), (True, 40, 16)):
         size = BlockSize(away=away, together=together)
@@ -93,22 +85,6 @@ def test_a_buffer_grows_when_it_is_empty_after_it_was_full() -> None:
     fixed = BufferSize(3, tuned=False)
     drain(fixed)
     assert fixed.size == 3
-
-
-def test_a_buffer_shrinks_when_it_is_always_more_than_half_full() -> None:
-    size = BufferSize(2, tuned=True)
-    for _ in range(3):
-        drain(size)
-    for _ in range(64):
-        size.asked(12)
-    assert size.size == 8
-    for _ in range(63):
-        size.asked(8)
-    size.asked(3)
-    assert size.size == 8
-    for _ in range(64 * 10):
-        size.asked(1024)
-    assert size.size == 2
 
 
 def requests(

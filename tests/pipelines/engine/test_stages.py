@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import pytest
 
@@ -16,11 +16,11 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.executor import Executor, Pending
-from raydist.pipelines.engine.kernel import Kernel, StageSpec, join_results, run_stage
+from raydist.pipelines.engine.kernel import Kernel, StageSpec, run_stage
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.run.plan import open_iterator
 from tests.contracts.op import collect, iterate
-from tests.pipelines.engine.toy_stages import SOURCE, ToyPool, block_of, divide, spec_of
+from tests.pipelines.engine.toy_stages import SOURCE, ToyPool, block_of, spec_of
 
 
 def test_a_window_of_blocks_is_kept_under_way() -> None:
@@ -51,19 +51,6 @@ def test_the_index_in_a_note_is_right_behind_a_filter_on_any_executor() -> None:
     iterator.close()
 
 
-def test_another_kind_of_element_is_an_error_wherever_blocks_are_cut() -> None:
-    dataset = Dataset.range(300).map(lambda x: x if x < 250 else float(x))
-    for window in (1, 4):
-        items = collect(iterate(dataset, lambda options, window=window: ToyPool(window)))  # type: ignore[misc]
-        assert len(items) == 300
-        assert all(item[0] == "SpecError" for item in items[250:])
-    first = iterate(dataset)
-    collect(first, 251)
-    resumed = iterate(dataset)
-    resumed.load_state_dict(first.state_dict())
-    assert [item[0] for item in collect(resumed)] == ["SpecError"] * 49, "the known kind is part of the state"
-
-
 def test_a_lost_worker_loses_no_element() -> None:
     pools = iter([ToyPool(2, lose=1), ToyPool(2)])
     iterator = iterate(Dataset.range(10).map(lambda x: x).batch(5), lambda options: next(pools))
@@ -92,15 +79,6 @@ def test_a_block_that_no_worker_can_work_on_is_an_error_per_element() -> None:
     assert items == [("ImportError", "no module named 'mine'")] * 7
 
 
-def test_other_structures_become_errors_measured_by_the_first_or_by_what_is_known() -> None:
-    spec = spec_of(SOURCE.map(lambda x: (x,) if x == 0 else x))
-    first = run_stage(spec, block_of(SOURCE), (0,))
-    assert [isinstance(item, ElementError) for item in first.items] == [False] + [True] * 5
-    known = run_stage(spec, block_of(SOURCE), (0,), ("* of int64",))
-    assert [isinstance(item, ElementError) for item in known.items] == [True, False]
-    assert known.signatures == ("* of int64",)
-
-
 def test_a_kernel_that_fails_as_a_whole_is_run_row_by_row() -> None:
     @final
     class Picky(Kernel):
@@ -115,40 +93,6 @@ def test_a_kernel_that_fails_as_a_whole_is_run_row_by_row() -> None:
     items = run_stage(StageSpec("stage", (Picky(),)), block_of(SOURCE), (10,)).items
     found = [item.index if isinstance(item, ElementError) else item.rows() for item in items]
     assert found == [[0], [1], 12, [3], [4], [5]]
-
-
-def shape_of(result: StageResult) -> list[Any]:
-    """Elements, and errors as their place and kind."""
-    shapes: list[Any] = []
-    for item in result.items:
-        rows = item.rows() if isinstance(item, Block) else [(item.kernel, item.index, type(item.error).__name__)]
-        shapes.extend(rows)
-    return shapes
-
-
-def test_rows_joined_are_the_block() -> None:
-    for number, dataset in enumerate(
-        (
-            SOURCE.map(divide),
-            SOURCE.filter(lambda x: x % 2 == 0).map(lambda x: 6 // int(x - 4)).map(lambda x: x + 1),
-            SOURCE.map(lambda x: x if x < 3 else float(x)),
-            SOURCE.filter(lambda x: False),
-        )
-    ):
-        spec = spec_of(dataset)
-        starts = tuple(range(100, 100 * len(spec.kernels) + 100, 100))
-        rows = [
-            run_stage(spec, BLOCK.slice(row, row + 1), tuple(start + row for start in starts))
-            for row in range(BLOCK.num_rows)
-        ]
-        whole, joined = run_stage(spec, BLOCK, starts), join_results(spec, rows)
-        mine, theirs = shape_of(joined), shape_of(whole)
-        assert [error[::2] if isinstance(error, tuple) else error for error in mine] == [
-            error[::2] if isinstance(error, tuple) else error for error in theirs
-        ], f"dataset {number}"
-        known = [item for item in theirs if isinstance(item, tuple) and item[1] is not None]
-        assert [item for item in mine if isinstance(item, tuple) and item[1] is not None] == known
-        assert (joined.inputs, joined.signatures) == (whole.inputs, whole.signatures)
 
 
 BLOCK = block_of(SOURCE)

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 import raydist as rd
 from raydist.core.errors import DataLossError, InvalidArgumentError
-from raydist.pipelines.formats import parquet_file
 from raydist.pipelines.formats.arrow_file import ArrowFile, as_arrow_file
 from raydist.pipelines.formats.files import open_file
 from raydist.pipelines.formats.parquet_file import ParquetFile, parquet_errors, parse_footer, read_struct
@@ -165,18 +163,6 @@ def file(tmp_path: Path) -> ParquetFile:
     return ParquetFile(str(tmp_path / "x"))
 
 
-def test_row_groups_and_filters(file: ParquetFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [batch.to_pydict() for batch in file.batches(2, ["x"], None)] == [{"x": [8, 9]}]
-    assert [batch.to_pydict() for batch in file.batches(1, ["x"], pc.field("x") > 6)] == [{"x": [7]}]
-    assert list(file.batches(0, ["x"], pc.field("x") > 6)) == []
-    monkeypatch.setattr(parquet_file, "_MAX_BATCH_ROWS", 3)
-    assert [batch.num_rows for batch in file.batches(0, ["y"], None)] == [3, 1]
-    file.check(["x"], pc.field("y") == "a")
-    with pytest.raises(pa.ArrowInvalid):
-        file.check(["x"], pc.field("z") == "a")
-    file.close()
-
-
 def test_which_errors_are_damage() -> None:
     for damage in (
         pa.ArrowInvalid("bad"),
@@ -219,20 +205,6 @@ def footer_of(content: bytes) -> bytes:
 
 def with_footer(content: bytes, footer: bytes) -> bytes:
     return content[: -8 - len(footer_of(content))] + footer + struct.pack("<I4s", len(footer), b"PAR1")
-
-
-def test_it_says_what_arrow_says() -> None:
-    content = parquet()
-    metadata = pq.read_metadata(io.BytesIO(content))
-    groups = parse_footer(footer_of(content))
-    assert [group.num_rows for group in groups] == [4, 4, 2]
-    for number, group in enumerate(groups):
-        chunks = [metadata.row_group(number).column(column) for column in range(metadata.num_columns)]
-        expected: dict[str, int] = {}
-        for chunk in chunks:
-            name = chunk.path_in_schema.partition(".")[0]
-            expected[name] = expected.get(name, 0) + max(chunk.total_uncompressed_size, 8 * chunk.num_values)
-        assert dict(group.sizes) == expected
 
 
 def test_files_that_ended_the_process(tmp_path: Path) -> None:

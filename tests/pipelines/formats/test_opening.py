@@ -12,7 +12,6 @@ from typing import Any, final
 
 import aiohttp
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -21,8 +20,8 @@ import pytest
 import raydist as rd
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, SpecError
 from raydist.pipelines.formats import remote_file
-from raydist.pipelines.formats.files import create_file, file_errors, open_file, path_text, read_file
-from raydist.pipelines.formats.remote_file import ATTEMPTS, RemoteFile, is_transient, open_remote, with_retries
+from raydist.pipelines.formats.files import create_file, file_errors, open_file, path_text
+from raydist.pipelines.formats.remote_file import RemoteFile, is_transient
 from tests.contracts.op import collect, iterate, same
 from tests.pipelines.formats.record_files import COMPRESS, framed
 from tests.pipelines.http_files import serve_files
@@ -86,13 +85,6 @@ def test_what_a_system_says_becomes_an_error_of_ours_or_gets_the_place(
     monkeypatch.setattr(os, "open", denied)  # the tests may run as root, who may read everything
     with pytest.raises(FailedPreconditionError, match="permission is denied for 'secret'.*Change its mode"):
         open_file("secret")
-
-
-def test_everything_is_read(tmp_path: Path) -> None:
-    for size in (0, 1, 3 << 20):
-        content = os.urandom(size)
-        (tmp_path / "file").write_bytes(content)
-        assert read_file(tmp_path / "file") == read_file(f"file://{tmp_path}/file") == content
 
 
 @pytest.mark.parametrize("read", [rd.TextLineDataset, rd.Dataset.from_csv])
@@ -167,20 +159,6 @@ def test_what_may_be_over_in_a_moment() -> None:
         assert not is_transient(other), other
 
 
-def test_waits_grow_and_end(naps: list[float]) -> None:
-    calls = []
-
-    def fail() -> None:
-        calls.append(1)
-        raise ConnectionError("down")
-
-    with pytest.raises(ConnectionError, match="down") as caught:
-        with_retries(fail)
-    assert caught.value.__notes__ == [f"The server failed {ATTEMPTS} times in a row."]
-    assert len(calls) == ATTEMPTS == len(naps) + 1
-    assert all(0.1 * 2**i <= nap <= 0.2 * 2**i for i, nap in enumerate(naps))
-
-
 def test_reading_goes_on_at_the_same_byte() -> None:
     for streams in (False, True):
         fails = now_and_then(ConnectionResetError())
@@ -208,18 +186,6 @@ def test_a_file_that_changed_between_two_attempts() -> None:
     with pytest.raises(OSError, match="changed while it was read: from 100 to 104 bytes"):
         file.read(5)
     file.close()
-
-
-def test_readers_of_a_file_in_memory_have_their_own_positions() -> None:
-    system = fsspec.filesystem("memory")
-    system.pipe("/positions", CONTENT)
-    try:
-        first, second = (RemoteFile(lambda: open_remote(system, "/positions")) for _ in range(2))
-        assert first.size_bytes == len(CONTENT)
-        assert first.read(10) == second.read(10) == CONTENT[:10]
-        assert first.read(10) == second.read(10) == CONTENT[10:20]
-    finally:
-        system.rm("/positions")
 
 
 TABLE = pa.table({"x": pa.array(range(30), pa.int64()), "s": [f"text {i}" for i in range(30)]})
@@ -329,13 +295,3 @@ def test_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
                 next(iterate(make(url)))
     with pytest.raises(rd.FailedPreconditionError, match="did not answer"):  # nobody listens there any more
         rd.Dataset.from_json(url)
-
-
-def test_numpy_files_are_local(tmp_path: Any) -> None:
-    np.save(tmp_path / "x.npy", np.arange(3))
-    assert [int(x) for x in rd.Dataset.from_numpy(f"file://{tmp_path}/x.npy").as_numpy_iterator()] == [0, 1, 2]
-    assert len(rd.Dataset.from_numpy(f"file://localhost{tmp_path}/x.npy")) == 3
-    with pytest.raises(rd.InvalidArgumentError, match="must be of this machine .* names the host 'other'"):
-        rd.Dataset.from_numpy("file://other/x.npy")
-    with pytest.raises(rd.InvalidArgumentError, match="needs a local path, got 'memory://x.npy'"):
-        rd.Dataset.from_numpy("memory://x.npy")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from raydist.pipelines.engine import build as build_module
 from raydist.pipelines.engine.build import MeteredIterator
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.metering.iteration_meters import IterationMeters
-from raydist.pipelines.metering.meter import Event, EventLog, Meter, Reading
+from raydist.pipelines.metering.meter import Meter, Reading
 from raydist.pipelines.metering.stats import (
     CONSUMER,
     HANDING_OVER,
@@ -33,7 +32,6 @@ from raydist.pipelines.metering.stats import (
     summarise,
     threads_of,
 )
-from raydist.pipelines.run.profile import chrome_trace
 from tests.contracts.op import collect, iterate
 from tests.pipelines.storing_executor import StoringExecutor
 
@@ -115,13 +113,6 @@ def test_an_iteration_counts_elements_and_bytes_of_every_stage() -> None:
     assert [reading.kind for reading in readings.values()] == ["source", "stage", "stage"]
 
 
-def test_errors_are_counted_where_they_pass() -> None:
-    iterator = Dataset.range(4).map(lambda x: 6 // (x - 1)).batch(1).ignore_errors().as_numpy_iterator()
-    assert len(list(iterator)) == 3
-    readings = named(iterator.meters.readings())
-    assert [readings[name].errors for name in ("range-0", "map-1", "batch-2", "ignore_errors-3")] == [0, 1, 1, 0]
-
-
 def test_datasets_inside_a_function_make_no_meters() -> None:
     iterator = Dataset.range(50).flat_map(lambda x: Dataset.range(int(x)).map(lambda y: y)).as_numpy_iterator()
     list(iterator)
@@ -148,14 +139,6 @@ def test_threads_report_their_work() -> None:
     assert (reading.place, reading.parallelism, reading.kind) == ("threads", 2, "stage")
     assert reading.busy_s > 0.0
     assert reading.wait_s - reading.input_wait_s > 0.0
-
-
-def test_a_prefetch_shows_its_queue() -> None:
-    iterator = Dataset.range(100).prefetch(8).as_numpy_iterator()
-    list(iterator)
-    reading = named(iterator.meters.readings())["prefetch-1"]
-    assert (reading.kind, reading.elements, reading.buffer_limit) == ("prefetch", 100, 8)
-    assert reading.wait_s > reading.input_wait_s == 0.0  # the input works in the other thread
 
 
 @pytest.fixture
@@ -214,32 +197,6 @@ def test_an_error_costs_time_and_is_counted_but_not_the_end_or_a_failed_machiner
         assert (meter.errors, meter.own_s, meter.elements) == (counted, 1.0, 0)
 
 
-def test_a_row_for_each_worker_and_a_bar_for_each_block() -> None:
-    events = [
-        Event("map-1", "worker-1", 100.5, 0.25, 64),
-        Event("batch-2", "MainThread", 100.0, 1.0, 2),
-        Event("range-0", "MainThread", 100.0, 0.125, 64),
-    ]
-    trace = json.loads(chrome_trace(events))["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
-    assert names == {0: "MainThread", 1: "worker-1"}
-    bars = [(e["name"], e["tid"], e["ts"], e["dur"], e["args"]["elements"]) for e in trace if e["ph"] == "X"]
-    assert bars == [  # an outer bar comes before those inside it
-        ("batch-2", 0, 0.0, 1e6, 2),
-        ("range-0", 0, 0.0, 125_000.0, 64),
-        ("map-1", 1, 500_000.0, 250_000.0, 64),
-    ]
-
-
-def test_workers_are_recorded_with_their_own_times() -> None:
-    events = EventLog()
-    meter = IterationMeters(events=events).meter("map-1")
-    work = StageResult((), (4,), ("",), begun_at=100.0, busy_s=2.0, worker="input-3")
-    meter.worked(work, here=False)
-    meter.worked(work, here=True)  # the bar of the call around it shows that
-    assert list(events) == [Event("map-1", "input-3", 100.0, 2.0, 4)]
-
-
 SOURCE = Reading("range-0", "range(9)", kind="source", elements=100, bytes=800, bytes_here=800, busy_s=1.0)
 
 MAP = Reading(
@@ -279,14 +236,6 @@ def test_rates_shares_and_who_waits_for_whom() -> None:
     assert (stats.elements, stats.consumer_waited) == (50, 0.1)
     waits = [(row.name, row.waits_for, row.waiting) for row in stats.stages]
     assert waits == [("range-0", "map-1", 0.9), ("map-1", "its workers", 0.6), ("prefetch-2", "consumer", 0.9)]
-
-
-def test_the_slowest_of_several_inputs_is_named() -> None:
-    slow = Reading("map-1", "map", busy_s=5.0)
-    zipped = Reading("zip-2", "zip", ("range-0", "map-1"), input_wait_s=6.0, wait_s=6.0)
-    assert stage(summarise([SOURCE, slow, zipped], elapsed_s=7.0), "zip-2").waits_for == "map-1"
-    empty = Reading("prefetch-2", "prefetch(4)", ("map-1",), kind="prefetch", wait_s=8.0)
-    assert stage(summarise([MAP, empty], elapsed_s=10.0), "prefetch-2").waits_for == "map-1"
 
 
 def test_the_bottleneck_and_why() -> None:

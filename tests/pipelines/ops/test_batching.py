@@ -14,7 +14,6 @@ from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.ops.padded_batch import Padding
 from tests.contracts.op import collect, iterate
-from tests.pipelines.tables import outline
 
 
 def test_elements_of_differing_shape_are_an_error_that_shows_both() -> None:
@@ -84,13 +83,6 @@ def test_sizes_are_used_in_turn_and_one_of_zero_is_an_empty_batch() -> None:
     pairs = Dataset.range(1).map(lambda x: ([0.5, 1.5], "text")).batch(1).rebatch([1, 0])
     empty = list(pairs.as_numpy_iterator())[1]
     assert (empty[0].shape, empty[0].dtype, empty[1].shape) == ((0, 2), "float32", (0,))
-
-
-def test_an_error_takes_the_place_of_a_row_and_spoils_a_padded_batch() -> None:
-    dataset = Dataset.range(6).map(lambda x: 6 // int(x - 1)).batch(2).rebatch([1, 2])
-    assert outline(dataset) == ["ZeroDivisionError", [6, 3], [2], [1]]
-    padded = Dataset.range(1, 4).map(lambda n: np.ones(6 // int(n - 1))).padded_batch(2)
-    assert outline(padded) == ["ZeroDivisionError", [[1, 1, 1]]]
 
 
 def test_rows_tell_what_an_empty_batch_is_where_nothing_else_does() -> None:

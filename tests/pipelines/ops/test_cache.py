@@ -21,16 +21,8 @@ from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.stored import write
 from raydist.pipelines.stored.cached_epoch import CachedEpochSettings, Recorder
-from raydist.pipelines.stored.containers import ChunkWriter
 from tests.contracts.op import check_op, collect, iterate, same
 from tests.pipelines.tables import recorder
-
-
-def test_what_is_random_before_it_is_frozen() -> None:
-    frozen = Dataset.range(30).shuffle(30).cache()
-    assert [int(x) for x in frozen] == [int(x) for x in frozen]
-    lively = Dataset.range(30).cache().shuffle(30)
-    assert [int(x) for x in lively] != [int(x) for x in lively]
 
 
 def test_a_copy_begins_empty_and_another_seed_reads_again() -> None:
@@ -207,17 +199,6 @@ def test_damage_is_found(tmp_path: Path) -> None:
     assert len(calls) == 5
 
 
-def test_a_full_disk_ends_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(write, "_CHUNK_ROWS", 2)
-    monkeypatch.setattr(ChunkWriter, "write", full)
-    items = collect(iterate(counted(5, tmp_path / "x")[0]))
-    assert items[-1][0] == "OSError"
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize("name", [None, "x"])
 def test_a_user_cannot_change_what_is_kept(tmp_path: Path, name: str | None) -> None:
     dataset = Dataset.range(3).map(lambda x: np.full(2, x)).cache(name and tmp_path / name)
@@ -225,13 +206,6 @@ def test_a_user_cannot_change_what_is_kept(tmp_path: Path, name: str | None) -> 
         for number, element in enumerate(dataset):
             assert element.tolist() == [number, number]
             element.fill_(7)
-
-
-def test_elements_that_cannot_be_kept(tmp_path: Path) -> None:
-    numbered: dict[Any, Any] = {1: np.arange(2)}
-    with pytest.raises(InvalidArgumentError, match="dicts with text keys"):
-        list(Dataset.from_tensor_slices(numbered).cache(tmp_path / "x"))
-    assert names(tmp_path) == []
 
 
 def snapshots(path: Any, **arguments: Any) -> tuple[Dataset, list[int]]:

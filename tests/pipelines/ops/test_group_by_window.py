@@ -61,12 +61,6 @@ def windows(dataset: Dataset, key: Any, size: int | None, size_func: Any = None)
     return [pair[0] if isinstance(pair[0], str) else (int(pair[0]), [int(x) for x in pair[1]]) for pair in pairs]
 
 
-def test_the_size_of_blocks_changes_nothing() -> None:
-    whole = windows(Dataset.range(60), lambda x: x * x % 7, 5)
-    for rows in (1, 5, 100):
-        assert windows(Dataset.range(60).batch(rows).unbatch(), lambda x: x * x % 7, 5) == whole
-
-
 def test_errors_take_the_place_of_elements() -> None:
     bad_keys: list[Any] = [0, 1.5, True, np.int32(3), np.zeros(1, np.int64), 5]
     got = windows(Dataset.range(6), lambda x: bad_keys[x], 1)
@@ -196,14 +190,6 @@ def test_epochs_differ_and_seeds_repeat() -> None:
     assert first[:middle] != first[middle:]
 
 
-def test_the_size_of_blocks_changes_no_resampling() -> None:
-    def kept(rows: int) -> list[int]:
-        source = Dataset.range(200).batch(rows).unbatch().with_options(Options(seed=1))
-        return [int(x) for _, x in source.rejection_resample(rare, [0.5, 0.5])]
-
-    assert kept(1) == kept(7) == kept(200)
-
-
 def test_errors_of_classes_take_the_place_of_elements() -> None:
     answers: list[Any] = [0, 2, -1, 1.5, 0, "a", [0]]
     items = collect(iterate(Dataset.range(8).rejection_resample(lambda x: answers[x], [0.5, 0.5], [1.0, 1.0])))
@@ -213,15 +199,6 @@ def test_errors_of_classes_take_the_place_of_elements() -> None:
     resampled = Dataset.range(6000).rejection_resample(lambda x: int(x % 3), [0.5, 0.5], [0.5, 0.5], seed=1)
     kept = [int(x) for _, x in resampled.ignore_errors(log_warning=False)]
     assert kept == [x for x in range(6000) if x % 3 < 2], "however many are of no class, each is an error of its own"
-
-
-def test_shares_that_are_kept() -> None:
-    kept, seen = ClassBalance.of([1, 1, 0], [0.9, 0.1, 0.0]).kept(np.array([0, 1, 2, 0]), np.zeros(3, np.int64))
-    np.testing.assert_allclose(kept, [1 / 9, 1.0, 0.0, 1 / 9])
-    assert seen.tolist() == [0, 0, 0]
-    kept, seen = ClassBalance.of([0.5, 0.5], None).kept(np.array([0, 0, 1]), np.array([4, 0]))
-    np.testing.assert_allclose(kept, [10 / 15, 10 / 16, 1.0])
-    assert seen.tolist() == [6, 1], "each element is counted before it is judged"
 
 
 def test_bad_distributions() -> None:

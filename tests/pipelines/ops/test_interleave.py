@@ -12,7 +12,7 @@ import pytest
 
 from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
-from raydist.pipelines.ops.nested import groups_of, rows_of
+from raydist.pipelines.ops.nested import groups_of
 from tests.contracts.op import collect, iterate
 from tests.pipelines.tables import recorder
 
@@ -48,20 +48,6 @@ def test_nothing_is_read_beyond_what_is_handed_out() -> None:
     dataset = Dataset.range(4).interleave(lambda n: Dataset.range(n * 100, n * 100 + 50).map(note), 2)
     assert [int(x) for x in dataset.take(5)] == [0, 100, 1, 101, 2]
     assert sorted(calls) == [0, 1, 2, 100, 101]
-
-
-def test_flat_map_is_one_after_the_other() -> None:
-    dataset = Dataset.zip(Dataset.range(3), Dataset.range(3)).flat_map(lambda a, b: Dataset.range(a + b))
-    assert [int(x) for x in dataset] == [0, 1, 0, 1, 2, 3]
-    rows = Dataset.from_tensor_slices(np.arange(6).reshape(3, 2)).flat_map(Dataset.from_tensor_slices)
-    assert [int(x) for x in rows] == list(range(6))
-
-
-def test_random_choices_differ_from_dataset_to_dataset() -> None:
-    dataset = Dataset.range(4).flat_map(lambda _: Dataset.range(50).shuffle(50).batch(50))
-    orders = [batch.tolist() for batch in dataset]
-    assert len({tuple(order) for order in orders}) == 4
-    assert all(sorted(order) == list(range(50)) for order in orders)
 
 
 def test_errors_stand_in_their_places() -> None:
@@ -141,17 +127,6 @@ def test_datasets_that_are_alike_are_computed_at_once() -> None:
             expected = [element[0] if isinstance(element, tuple) else element for element in elements]
             assert [row.tolist() for row in groups.rows.columns[0]] == [leaf.tolist() for leaf in expected]
             assert groups.count * groups.size == groups.rows.num_rows
-
-
-def test_datasets_of_any_length_follow_each_other() -> None:
-    assert [int(x) for x in Dataset.range(5).flat_map(lambda n: Dataset.range(n))] == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3]
-    assert rows_of([Dataset.range(3)._op, Dataset.range(3, output_type="int32")._op]) is None
-    assert rows_of([Dataset.range(1 << 40)._op]) is None
-    column = np.arange(4)
-    groups = groups_of([Dataset.from_tensor_slices(column).batch(2)._op])
-    assert groups is not None
-    assert np.shares_memory(groups.rows.columns[0], column)
-    assert not groups.rows.columns[0].flags.writeable, "one dataset shares its memory"
 
 
 def test_a_function_is_called_once_for_each_input_and_in_order() -> None:

@@ -199,24 +199,6 @@ def check_same(dataset: Dataset, case: object) -> list[Any]:
     return plain
 
 
-def half(x: Any) -> Any:
-    return torch.as_tensor(x) / 2
-
-
-def test_results_are_those_of_each_element() -> None:
-    slices = Dataset.from_tensor_slices
-    for number, dataset in enumerate(
-        (
-            slices(IMAGES).map(half),
-            slices((IMAGES, IMAGES[:, 0])).map(lambda x, y: {"x": x + y, "y": y}),
-            slices({"a": IMAGES}).map(lambda row: (row["a"].sum(), row["a"])),
-            Dataset.range(20).map(lambda x: x * 2, output_spec=TensorSpec((), "int64")),
-            slices(IMAGES).map(with_tensors(torch.relu)),
-        )
-    ):
-        check_same(dataset, number)
-
-
 def test_a_function_that_writes_to_its_argument() -> None:
     def doubled(x: torch.Tensor) -> torch.Tensor:
         x *= 2

@@ -29,11 +29,6 @@ def running(total: Any, x: Any) -> Any:
     return total + x, total + x
 
 
-def test_the_state_goes_from_element_to_element() -> None:
-    fibonacci = Dataset.range(6).scan((0, 1), lambda pair, _: ((pair[1], pair[0] + pair[1]), pair[0]))
-    assert [int(x) for x in fibonacci.repeat(2)] == [0, 1, 1, 2, 3, 5] * 2
-
-
 def test_an_error_leaves_the_state_as_it_was() -> None:
     def careful(total: Any, x: Any) -> Any:
         total += 0 * (6 // int(x - 1)) + x
@@ -188,12 +183,6 @@ def test_what_is_made_of_a_dataset_in_the_same_stage_is_the_same() -> None:
     assert len(set(made(1))) > 5
 
 
-def test_an_element_that_travels_keeps_its_choices() -> None:
-    element = next(iter(Dataset.range(1).map(shuffled)))
-    orders = [[int(x) for x in element] for element in [pickle.loads(pickle.dumps(element)) for _ in range(2)]]
-    assert orders[0] == orders[1] == [int(x) for x in element]
-
-
 def test_one_dataset_for_all_elements_is_a_dataset_of_each() -> None:
     shared = Dataset.range(9).shuffle(9)
     orders = lists(Dataset.range(3).map(lambda x: shared).with_options(Options(seed=1)))
@@ -208,12 +197,6 @@ def test_the_state_counts_outer_elements() -> None:
         resumed = iter(pickle.loads(pickle.dumps(dataset)))
         resumed.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
         assert lists(resumed) == whole[at:]
-
-
-def test_windows_of_tensors_and_datasets_are_of_one_kind() -> None:
-    dataset = Dataset.range(4).window(2).concatenate(Dataset.range(2).map(lambda n: Dataset.range(n)))
-    assert lists(dataset) == [[0, 1], [2, 3], [], [0]]
-    assert dataset.element_spec == DatasetSpec(TensorSpec((), "int64"))
 
 
 def test_what_needs_tensors_refuses_datasets(tmp_path: Path) -> None:

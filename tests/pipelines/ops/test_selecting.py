@@ -16,7 +16,6 @@ from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.elements.spec import TensorSpec
 from tests.contracts.op import collect, iterate, same
-from tests.pipelines.storing_executor import StoringExecutor
 from tests.pipelines.tables import outline, recorder
 
 FIVE = Dataset.range(5).filter(lambda x: True)
@@ -69,14 +68,6 @@ def test_a_part_without_elements_need_not_tell_what_they_are() -> None:
         _ = nothing.concatenate(nothing).element_spec
 
 
-def test_alone_with_input_workers_numbers_and_unbatches_row_ids() -> None:
-    dataset = Dataset.range(40).map(lambda x: x).shuffle(5, seed=1).batch(4).unbatch().enumerate().take(40)
-    iterator = iterate(dataset, StoringExecutor)
-    assert same(collect(iterator), collect(iterate(dataset)))
-    here = {each.name: each.bytes_here for each in iterator.stats().stages}
-    assert (here["unbatch-4"], here["enumerate-5"]) == (0, 40 * 8), "numbers alone are in this process"
-
-
 def test_keeps_what_the_predicate_accepts() -> None:
     dataset = Dataset.from_tensor_slices(([1, 2, 3], ["a", "b", "c"])).filter(lambda number, text: text != "b")
     assert [(int(n), t) for n, t in dataset] == [(1, "a"), (3, "c")]
@@ -125,15 +116,6 @@ def test_more_than_a_block_is_passed_over_and_nothing_is_read_beyond_the_last_el
     assert calls == list(range(7))
     endless = Dataset.range(5).repeat().enumerate().take_while(lambda number, x: number < 7)
     assert [int(x) for _, x in endless] == [0, 1, 2, 3, 4, 0, 1]
-
-
-def test_errors_keep_their_places_and_end_nothing() -> None:
-    assert outline(Dataset.range(9).take_while(lambda x: 6 // int(x - 2) != 2)) == [0, 1, "ZeroDivisionError", 3, 4]
-    iterator = iterate(Dataset.range(9).take_while(lambda x: bool(1 // int(x - 1) < 5)))
-    next(iterator)
-    with pytest.raises(ZeroDivisionError) as caught:
-        next(iterator)
-    assert "element 1 of its input" in caught.value.__notes__[0]
 
 
 def test_every_value_at_its_first_place() -> None:

@@ -8,7 +8,7 @@ import pickle
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +17,8 @@ from raydist.core.errors import UnavailableError
 from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, OptimizationOptions, Options
-from raydist.pipelines.elements.columns import KeptColumn, RemoteColumn, StoredColumn, concat_columns
+from raydist.pipelines.elements.columns import StoredColumn
 from raydist.pipelines.engine import shuffle_buffer
-from raydist.pipelines.engine.shuffle_buffer import sparse_slots
 from raydist.pipelines.ops.shuffle import sources_of_outputs
 from tests.contracts.op import collect, iterate, same
 from tests.pipelines.storing_executor import InStore, StoringExecutor
@@ -27,20 +26,6 @@ from tests.pipelines.storing_executor import InStore, StoringExecutor
 
 def order(dataset: Dataset) -> list[int]:
     return [int(x) for x in dataset.as_numpy_iterator()]
-
-
-def test_sources_of_outputs_is_the_sequential_buffer() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        drawn = rng.integers(0, 5, 12)
-        slots = [-1] * 5
-        expected = []
-        for step, slot in enumerate(drawn):
-            expected.append(slots[slot])
-            slots[slot] = step
-        previous, last = sources_of_outputs(drawn)
-        assert previous.tolist() == expected
-        assert sorted(last) == sorted(step for step in slots if step >= 0)
 
 
 def test_slots_of_any_size_are_told_apart() -> None:
@@ -115,12 +100,6 @@ def test_take_and_skip_of_one_fixed_order_divide_the_data() -> None:
         assert sorted(order(mixed.take(5)) + order(mixed.skip(5).batch(4).unbatch())) == list(range(20))
 
 
-def test_state_is_a_position_whatever_the_buffer_holds() -> None:
-    iterator = Dataset.from_tensor_slices(np.zeros((500, 100))).shuffle(400).as_numpy_iterator()
-    next(iterator)
-    assert len(str(iterator.state_dict())) < 500
-
-
 def _kept_order(size: int) -> Dataset:
     return Dataset.range(size).shuffle(size, reshuffle_each_iteration=False)
 
@@ -172,31 +151,6 @@ def test_indices_move_and_rows_are_read_behind() -> None:
     assert "  from_tensor_slices-0: in the consumer's thread" in lines, "what is in memory is not sent to workers"
     assert "  map-2: on the iterator's executor" in lines
     assert "gather(" not in Dataset.range(20).shuffle(5).explain(), "only numbers move"
-
-
-def test_a_consecutive_read_is_a_view() -> None:
-    source = np.arange(60).reshape(20, 3)
-    access = Dataset.from_tensor_slices(source)._op.random_access()
-    assert access is not None
-    assert np.shares_memory(access.gather(np.arange(4, 9)).columns[0], source)
-    assert not np.shares_memory(access.gather(np.array([4, 6])).columns[0], source)
-
-
-def held(*rows_of_blocks: list[int]) -> RemoteColumn:
-    """A column of some rows of blocks of 10 rows of 80 bytes."""
-    blocks = [RemoteColumn.of(KeptColumn(np.zeros((10, 10)))) for _ in rows_of_blocks]
-    parts = [block[np.array(rows, np.int64)] for block, rows in zip(blocks, rows_of_blocks, strict=True)]
-    return cast(RemoteColumn, concat_columns(cast(Any, parts)))
-
-
-def test_rows_of_the_sparsest_blocks_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sparse_slots(held([0, 1, 2, 3, 4, 5, 6], [4, 5, 6, 7, 8, 9]), 0) == [], "most rows are in use"
-    column = held([0, 1, 2, 3], [0], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 1], [3])
-    assert [group.tolist() for group in sparse_slots(column, 0)] == [[0, 1, 2, 3, 4, 15, 16, 17]]
-    monkeypatch.setattr(shuffle_buffer, "_COPY_BYTES", 160)
-    assert [group.tolist() for group in sparse_slots(column, 0)] == [[4, 17], [15, 16], [0, 1, 2, 3]]
-    monkeypatch.setattr(shuffle_buffer, "_MOST_COPIES", 1)
-    assert [group.tolist() for group in sparse_slots(column, 0)] == [[4, 17]]
 
 
 def test_a_shuffle_takes_little_more_than_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:

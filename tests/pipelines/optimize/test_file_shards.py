@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -102,14 +101,6 @@ def test_what_stands_at_two_places_keeps_one_order(folder: Path) -> None:
             pairs = list(Dataset(sharded).as_numpy_iterator())
             assert len(pairs) == sum(ROWS[worker::2])
             assert all(first == second for first, second in pairs)
-
-
-def test_an_array_file_is_one_file(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.arange(3))
-    dataset = Dataset.from_numpy(str(tmp_path / "a.npy"))
-    assert obstacle_to_files(dataset._op) is None
-    with pytest.raises(InvalidArgumentError, match="there are 1 in this dataset"):
-        shard_files(dataset._op, 2, 0)
 
 
 def test_fewer_files_that_only_reading_tells(folder: Path) -> None:

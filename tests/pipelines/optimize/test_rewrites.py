@@ -169,18 +169,6 @@ def three_threads(options: Options) -> Executor:
     return ThreadExecutor(3)
 
 
-def test_elements_errors_and_shapes_stay() -> None:
-    def ragged(x: np.int64) -> np.ndarray:
-        if x == 13:
-            raise ValueError("bad")
-        return np.arange(x // 6)
-
-    items = assert_same(Dataset.range(30).map(ragged).batch(3), "map_and_batch_fusion")
-    assert [type(item) for item in items].count(tuple) == 1
-    on_threads = collect(iterate(Dataset.range(30).map(ragged).batch(3), three_threads))
-    assert len(on_threads) == len(items) == 10
-
-
 def test_every_rewrite_has_a_setting_and_every_setting_a_rewrite() -> None:
     in_stages = {"map_fusion", "filter_fusion"}  # these cut stages: see `fuse`
     assert {rewrite.flag for rewrite in REWRITES} | in_stages == set(FLAGS)

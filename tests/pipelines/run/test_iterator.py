@@ -34,15 +34,6 @@ def test_the_end_stays_the_end() -> None:
     assert list(other) == []
 
 
-def test_the_drawn_seed_is_part_of_the_state() -> None:
-    first, resumed = (Dataset.range(50).shuffle(50).as_numpy_iterator() for _ in range(2))
-    head = [next(first) for _ in range(3)]
-    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    rest = list(resumed)
-    assert rest == list(first)
-    assert sorted(int(x) for x in head + rest) == list(range(50))
-
-
 def test_a_used_iterator_can_go_back_and_another_kind_may_follow() -> None:
     dataset = Dataset.range(10).shuffle(4, seed=1).prefetch(2)
     iterator = dataset.as_numpy_iterator()

@@ -6,16 +6,13 @@ import time
 from typing import Any
 
 import numpy as np
-import pytest
 
-from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.build import build, chain_of, fuse, name_operations, plan_as_written, walk
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op import IterContext
-from raydist.pipelines.engine.probe import probe_spec
 from raydist.pipelines.run.plan import make_nested_plan, make_plan
 
 
@@ -31,15 +28,6 @@ def test_names_do_not_change_with_what_follows() -> None:
     longer = name_operations(Dataset.zip(start.map(abs), start)._op)
     assert names == {key: longer[key] for key in names}
     assert sorted(longer.values()) == ["map-2", "range-0", "shuffle-1", "zip-3"]
-
-
-def test_no_first_element() -> None:
-    empty = Dataset.range(3).filter(lambda x: False).map(abs)
-    with pytest.raises(FailedPreconditionError, match=r"map\(abs\) is found by running it.*output_spec="):
-        probe_spec(empty._op)
-    with pytest.raises(ZeroDivisionError) as caught:
-        probe_spec(Dataset.range(3).map(lambda x: 1 // int(x))._op)
-    assert "element 0 of its input" in caught.value.__notes__[0]
 
 
 def test_dimensions_in_which_the_first_three_differ_are_none() -> None:

@@ -10,14 +10,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.pipelines.elements.saved_state import counts_in, require_state, state_errors, texts_in
-from raydist.pipelines.run.joined_states import join_states, join_workers, split_state, split_workers
+from raydist.pipelines.elements.saved_state import require_state, state_errors
+from raydist.pipelines.run.joined_states import join_states, split_workers
 from tests.pipelines.tables import check_refused
 
 
@@ -47,14 +45,6 @@ def test_states() -> None:
         (endless, "deep"),
     ]
     check_refused(InvalidArgumentError, [(partial(require_state, state), where) for state, where in wrong])
-
-
-def test_values_of_one_kind() -> None:
-    converters: list[tuple[Any, Any]] = [(counts_in, 1), (texts_in, "a")]
-    for convert, value in converters:
-        assert convert([value, value], 2) == (value, value)
-        wrong: list[Any] = [[value], [value, None], "ab", None, {0: value, 1: value}]
-        check_refused(ValueError, [(partial(convert, values, 2), "2 values") for values in wrong])
 
 
 def test_errors_of_other_people_stay_what_they_are() -> None:
@@ -117,27 +107,6 @@ def test_the_state_of_another_order_is_refused() -> None:
         assert len(list(changed)) == len(list(dataset())), "it is as it was"
         state.pop("settings")  # of a state that was saved before they were part of it
         dataset(**other).as_numpy_iterator().load_state_dict(state)
-
-
-states = st.fixed_dictionaries({"seed": st.integers(0, 1), "at": st.integers(0, 2)}, optional={"dealt": st.just([1])})
-
-
-@given(st.lists(states, min_size=1, max_size=4))
-def test_states_come_apart_as_they_were(parts: list[dict[str, int]]) -> None:
-    assert split_state(json.loads(json.dumps(join_states(parts))), len(parts)) == parts
-
-
-@given(parts=st.lists(states, min_size=6, max_size=6), workers=st.sampled_from([1, 2, 3, 6]))
-def test_workers_come_apart_whatever_their_number_of_pipelines(parts: list[dict[str, int]], workers: int) -> None:
-    each = len(parts) // workers
-    groups = [parts[start : start + each] for start in range(0, len(parts), each)]
-    joined = join_workers([{**join_states(group), "step": number} for number, group in enumerate(groups)], 9)
-    assert joined["step"] == 9
-    found = split_workers(json.loads(json.dumps(joined)), workers, each)
-    assert [state["step"] for state in found] == list(range(workers))
-    assert [split_state(state, each) for state in found] == [
-        [{**part, **({"step": number} if each == 1 else {})} for part in group] for number, group in enumerate(groups)
-    ]
 
 
 def test_joined_states() -> None:

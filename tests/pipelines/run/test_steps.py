@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.nest import LEAF, flatten
 from raydist.dataset import Dataset
-from raydist.pipelines.elements.collated import CollatedLeaf
-from raydist.pipelines.elements.object_leaves import ListLeaf, WholeLeaf
-from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.elements.object_leaves import WholeLeaf
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, SplitRule, balanced, cut_batch, deal, per_batch
-from raydist.pipelines.run.steps import DealtElements, Element, GlobalBatches, StepSource, WorkerBatches, element_views
+from raydist.pipelines.run.steps import Element, GlobalBatches, StepSource, WorkerBatches, element_views
 from tests.pipelines.tables import check_refused
 
 PAIR = flatten((0, 1))[1]
 rows_counts = st.integers(0, 40)
 replica_counts = st.integers(1, 7)
-rules: st.SearchStrategy[SplitRule] = st.sampled_from(["per_batch", "balanced"])
 
 
 def test_per_batch_follows_the_table() -> None:
@@ -41,24 +35,6 @@ def test_balanced_gives_every_replica_the_same_over_a_round(rows: int, replicas:
     steps = [balanced(rows, replicas, step) for step in range(replicas)]
     assert all(sum(sizes) == rows and max(sizes) - min(sizes) <= 1 for sizes in steps)
     assert set(np.sum(steps, axis=0).tolist()) == {rows}
-
-
-@given(rows=rows_counts, replicas=replica_counts, rule=rules, step=st.integers(0, 9))
-def test_pieces_put_together_are_the_batch(rows: int, replicas: int, rule: SplitRule, step: int) -> None:
-    batch = [np.arange(rows * 3).reshape(rows, 3), np.array([b"x"] * rows, dtype=object)]
-    cuts, _ = cut_batch(batch, num_replicas=replicas, rule=rule, step=step, structure=PAIR)
-    assert len(cuts) == replicas
-    for index, leaf in enumerate(batch):
-        joined = np.concatenate([cut.columns[index] for cut in cuts])
-        assert joined.dtype == leaf.dtype
-        np.testing.assert_array_equal(joined, leaf)
-    for cut in cuts:
-        assert cut.num_rows == len(cut.columns[0])
-        if cut.num_rows or not rows:
-            assert rows == 0 or cut.padding is None
-        else:  # a replica without rows has up to two rows to stand in
-            assert cut.padding is not None
-            np.testing.assert_array_equal(cut.padding[0], batch[0][:2])
 
 
 def test_what_cannot_be_cut() -> None:
@@ -78,64 +54,6 @@ def test_what_cannot_be_cut() -> None:
     check_refused(InvalidArgumentError, cases)
 
 
-def test_what_is_replicated_goes_whole_to_every_replica() -> None:
-    batch = [np.arange(3), WholeLeaf(np.arange(4))]
-    cuts, _ = cut_batch(batch, num_replicas=4, rule="per_batch", step=0, structure=PAIR)
-    assert [cut.num_rows for cut in cuts] == [1, 1, 1, 0]
-    assert all(cut.columns[1].item().value.tolist() == [0, 1, 2, 3] for cut in cuts)
-    assert cuts[3].padding is not None
-    assert cuts[3].padding[0].tolist() == [0, 1]
-    assert cuts[3].padding[1].item().value.tolist() == [0, 1, 2, 3]
-
-
-def test_deal_gives_no_rows_to_replicas_without_an_element() -> None:
-    cuts, _ = deal([None, [np.ones((3, 2), np.float32)], None])
-    assert [cut.num_rows for cut in cuts] == [0, 3, 0]
-    assert [cut.columns[0].shape for cut in cuts] == [(0, 2), (3, 2), (0, 2)]
-    assert cuts[2].columns[0].dtype == np.float32
-    assert cuts[0].padding is not None
-    assert cuts[0].padding[0].shape == (2, 2)
-    scalars, _ = deal([[np.int64(7), b"a\0"], None], PAIR)
-    assert [cut.num_rows for cut in scalars] == [1, 0]
-    assert scalars[0].columns[1][()] == b"a\0"
-    assert [column.shape for column in scalars[1].columns] == [(0,), (0,)]
-
-
-def boxes(cut: Cut) -> list[Any]:
-    return [column.item().value for column in cut.columns]
-
-
-@given(rows=st.integers(1, 20), replicas=replica_counts, rule=rules, step=st.integers(0, 9))
-def test_lists_and_collated_batches_are_cut_by_element(rows: int, replicas: int, rule: SplitRule, step: int) -> None:
-    arrays = [np.full(number % 3, number) for number in range(rows)]
-    lists = ListLeaf(arrays, TensorSpec((None,), np.int64))
-    elements = block_of_rows([{"x": array} for array in arrays])
-    collated = CollatedLeaf(
-        (elements,), lambda them: {"values": torch.cat([each["x"] for each in them]), "n": len(them)}
-    )
-    cuts, structure = cut_batch([lists, collated], num_replicas=replicas, rule=rule, step=step, structure=PAIR)
-    assert structure.paths() == ["0", "1.n", "1.values"]
-    pieces = [boxes(cut) for cut in cuts]
-    assert [len(piece[0]) for piece in pieces] == [cut.num_rows for cut in cuts]
-    assert [array.tolist() for piece in pieces for array in piece[0]] == [array.tolist() for array in arrays]
-    assert [piece[1] for piece in pieces if piece[0]] == [cut.num_rows for cut in cuts if cut.num_rows]
-    assert np.concatenate([piece[2] for piece in pieces]).tolist() == np.concatenate(arrays).tolist()
-    for cut in cuts:
-        if cut.num_rows == 0:
-            assert cut.padding is not None
-            assert len(cut.padding[0].item().value) == cut.padding[1].item().value == min(rows, 2)
-
-
-def test_what_a_collate_function_returns_is_a_nest_as_far_as_replicas_agree() -> None:
-    elements = block_of_rows([(number, str(number)) for number in range(3)])
-    leaf = CollatedLeaf((elements,), lambda them: tuple(zip(*them, strict=True)))
-    cuts, structure = cut_batch([leaf], num_replicas=2, rule="per_batch", step=0)
-    assert str(structure) == "('*', '*')"
-    assert boxes(cuts[1]) == [(2,), ("2",)]
-    whole = CollatedLeaf((elements,), tuple)
-    assert str(cut_batch([whole], num_replicas=2, rule="per_batch", step=0)[1]) == "*"
-
-
 def iterator(dataset: Dataset) -> DatasetIterator[Element]:
     return DatasetIterator(dataset._op, options=dataset.options(), seed=0, epoch=0, convert=element_views)
 
@@ -151,19 +69,6 @@ def drain(source: StepSource) -> list[list[Any]]:
 
 def lists(cuts: tuple[Cut, ...]) -> list[Any]:
     return [cut.columns[0].tolist() for cut in cuts]
-
-
-def test_global_batches_are_cut_and_elements_are_dealt() -> None:
-    cut = GlobalBatches(iterator(Dataset.range(6).batch(4)), 2, "per_batch")
-    assert drain(cut) == [[[0, 1], [2, 3]], [[4], [5]]]
-    assert drain(DealtElements([iterator(Dataset.range(3))], 2)) == [[0, 1], [2, []]]
-    several = [iterator(Dataset.range(1)), iterator(Dataset.range(5, 7))]
-    assert drain(DealtElements(several, 2)) == [[0, 5], [[], 6]]
-    two, three = (DealtElements([iterator(Dataset.range(8)) for _ in range(count)], count) for count in (2, 3))
-    with pytest.raises(InvalidArgumentError, match="it is of 2, and there are 3 now"):
-        three.load_state_dict(two.state_dict())
-    with pytest.raises(InvalidArgumentError, match="the state must be a dict"):
-        three.load_state_dict([])  # type: ignore[arg-type]  # a user's mistake
 
 
 def test_the_index_of_a_step_counts_errors_and_survives_a_state() -> None:
@@ -184,43 +89,6 @@ def test_the_index_of_a_step_counts_errors_and_survives_a_state() -> None:
 
 def source(dataset: Dataset, replicas: int, pieces: int, rule: SplitRule = "per_batch") -> WorkerBatches:
     return WorkerBatches(iterator(dataset), replicas, pieces, rule)
-
-
-def test_a_batch_lasts_for_as_many_steps_as_there_are_workers() -> None:
-    assert drain(source(Dataset.range(6).batch(4), 1, 2)) == [[[0, 1]], [[2, 3]], [[4]], [[5]]]
-    assert drain(source(Dataset.range(7).batch(7), 2, 4)) == [[[0, 1], [2, 3]], [[4, 5], [6]]]
-    assert drain(source(Dataset.range(5).batch(4), 2, 2)) == [[[0, 1], [2, 3]], [[4], []]]
-    balanced = source(Dataset.range(6).batch(3), 1, 2, "balanced")
-    assert drain(balanced) == [[[0, 1]], [[2]], [[3]], [[4, 5]]], "it goes by the number of the batch"
-    made = source(Dataset.range(1).batch(4), 1, 3)
-    steps = [made.next_step()[0] for _ in range(3)]
-    assert [step.num_rows for step in steps] == [1, 0, 0]
-    assert [step.padding and step.padding[0].tolist() for step in steps] == [None, [0], [0]]
-
-
-def test_every_step_resumes() -> None:
-    dataset = Dataset.range(20).map(lambda x: 1 // (int(x) - 9)).batch(7)
-
-    def next_of(steps: WorkerBatches) -> Any:
-        try:
-            return lists(steps.next_step())
-        except ZeroDivisionError:
-            return "error"
-        except StopIteration:
-            return None
-
-    made = source(dataset, 1, 3)
-    states, seen = [made.state_dict()], []
-    while (found := next_of(made)) is not None:
-        seen.append(found)
-        states.append(made.state_dict())
-    assert seen.count("error") == 1
-    for start, state in enumerate(states):
-        resumed = source(dataset, 1, 3)
-        resumed.load_state_dict(json.loads(json.dumps(state)))
-        assert resumed.state_dict() == state
-        assert resumed.step == start
-        assert list(iter(partial(next_of, resumed), None)) == seen[start:]
 
 
 def test_lists_of_tensors_that_are_left_are_cut_anew() -> None:

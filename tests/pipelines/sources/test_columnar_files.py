@@ -139,12 +139,6 @@ def paths(tmp_path: Path) -> list[str]:
     return [write(tmp_path / f"{i}.parquet", part) for i, part in enumerate(parts)]
 
 
-def test_rows_of_files(paths: list[str]) -> None:
-    dataset = rd.Dataset.from_parquet(paths)
-    assert len(dataset) == 26
-    assert same(collect(dataset.as_numpy_iterator()), collect(rd.Dataset.from_arrow(table(0, 26)).as_numpy_iterator()))
-
-
 def test_filters(paths: list[str]) -> None:
     cases: list[tuple[Any, Any]] = [
         ([("x", ">=", 20)], range(20, 26)),

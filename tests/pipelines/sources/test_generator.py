@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,11 +146,6 @@ def test_bad_arguments() -> None:
         next(iter(no_iterator))
 
 
-class Pair(NamedTuple):
-    image: Any
-    label: Any
-
-
 def fit(spec: TensorSpec, value: Any) -> Any:
     (leaf,) = Signature.parse(spec).leaves(value)
     return leaf
@@ -207,32 +202,6 @@ def test_another_dtype_or_shape_is_shown() -> None:
             fit(spec, value)
         assert f"must yield {spec}, as its output_signature says, got " in str(caught.value)
         assert shown in str(caught.value)
-
-
-def test_the_structure_is_that_of_the_signature() -> None:
-    spec = TensorSpec((), "int64")
-    signature = Signature.parse({"a": spec, "b": (spec, spec)})
-    assert [int(leaf) for leaf in signature.leaves({"b": (2, 3), "a": 1})] == [1, 2, 3]
-    assert signature.nest() == {"a": spec, "b": (spec, spec)}
-    for value in (1, (1, 2), {"a": 1}, {"a": 1, "b": [2, 3]}, {"a": 1, "b": (2, 3), "c": 4}):
-        with pytest.raises(SpecError, match="must yield (elements of the structure|.*at 'b)"):
-            signature.leaves(value)
-    assert len(Signature.parse(Pair(spec, spec)).leaves(Pair(1, 2))) == 2
-    with pytest.raises(SpecError, match="must yield .* at 'b.1', as its"):
-        signature.leaves({"a": 1, "b": (2, "x")})
-
-
-def test_a_tuple_for_one_tensor_gets_advice() -> None:
-    advice = "A tuple is a structure: yield a list for one tensor"
-    spec = TensorSpec((2,), "int64")
-    with pytest.raises(SpecError, match=advice):
-        Signature.parse(spec).leaves((1, 2))
-    with pytest.raises(SpecError, match=advice):
-        Signature.parse((spec, spec)).leaves(([1, 2], (1, 2)))
-    with pytest.raises(SpecError) as caught:
-        Signature.parse((spec, spec)).leaves(([1, 2],))
-    assert advice not in str(caught.value)
-    assert Signature.parse(spec).leaves([1, 2])[0].tolist() == [1, 2]
 
 
 class Squares(Dataset[Any]):

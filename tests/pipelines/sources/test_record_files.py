@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import raydist as rd
 from raydist.pipelines.formats.tfrecord import TFRecordReader
@@ -44,31 +42,6 @@ def test_one_file_after_the_other(files: list[str]) -> None:
     check_op(lambda: rd.TFRecordDataset(names, num_parallel_reads=2))
     with pytest.raises(rd.SpecError, match=r"must have elements of str, got .*0"):
         next(iter(rd.TFRecordDataset(rd.Dataset.range(1))))
-
-
-def interleaved(contents: Sequence[Sequence[Any]], cycle: int) -> list[Any]:
-    """interleave's order, written down slot by slot."""
-    waiting = [list(content) for content in contents]
-    slots: list[list[Any] | None] = [None] * cycle
-    out: list[Any] = []
-    while waiting or any(slot is not None for slot in slots):
-        for i in range(cycle):
-            if slots[i] is None and waiting:
-                slots[i] = waiting.pop(0)
-            slot = slots[i]
-            if slot:
-                out.append(slot.pop(0))
-            else:
-                slots[i] = None
-    return out
-
-
-@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6), cycle=st.integers(1, 4))
-def test_order(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], cycle: int) -> None:
-    folder = tmp_path_factory.mktemp("files")
-    contents = [[b"%d.%d" % (file, i) for i in range(size)] for file, size in enumerate(sizes)]
-    paths = [write(folder / str(i), content) for i, content in enumerate(contents)]
-    assert list(rd.TFRecordDataset(paths, num_parallel_reads=cycle)) == interleaved(contents, cycle)
 
 
 def test_errors_stand_at_their_place(tmp_path: Path, files: list[str]) -> None:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.pipelines.sources.json_files import MAX_JSON_DEPTH, JsonParser, infer_json_types
-from raydist.pipelines.sources.row_lines import RowLinesFormat, first_lines
+from raydist.pipelines.sources.json_files import infer_json_types
 from tests.contracts.op import check_op, collect, is_error, same
 from tests.pipelines.formats.record_files import COMPRESS
 
@@ -274,35 +273,3 @@ def test_deep_nesting_and_broken_text_are_errors_at_their_places(tmp_path: Path)
     path.write_bytes(deep)
     with pytest.raises(rd.DataLossError, match="100 deep"):
         rd.Dataset.from_json(path)
-
-
-def nested(depth: int, opens: bytes = b"[", closes: bytes = b"]") -> bytes:
-    return b'{"a": ' + opens * (depth - 1) + b"1" + closes * (depth - 1) + b"}"
-
-
-def test_deep_nesting_is_not_handed_over() -> None:
-    """5,000 deep was a RecursionError, and 20,000 deep ended the process. Brackets in text are no nesting."""
-    for pair in ((b"[", b"]"), (b'{"b": ', b"}")):
-        assert infer_json_types([nested(MAX_JSON_DEPTH, *pair)]).names == ["a"]
-        for depth in (MAX_JSON_DEPTH + 1, 5_000, 20_000):
-            with pytest.raises(ValueError, match="100 deep"):
-                infer_json_types([b'{"a": 1}', nested(depth, *pair)])
-    line = b'{"a": "' + b'[{\\"' * 20_000 + b'", "b": [' + b"[1], " * 200 + b"[2]]}"
-    assert infer_json_types([line]).names == ["a", "b"]
-    with pytest.raises(ValueError, match="100 deep"):
-        infer_json_types([b'{"a": "', nested(20_000)])
-
-
-def test_first_lines_and_a_position_behind_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"a\n \t\n\nb\n" + b"c\n" * 2000)
-    assert first_lines(str(path), None)[:3] == [b"a", b"b", b"c"]
-    assert len(first_lines(str(path), None)) == 998
-    path.write_bytes(COMPRESS["GZIP"](b"a\n" * 9)[:-8])
-    assert first_lines(str(path), "GZIP") == [b"a"] * 9
-    path.write_bytes(b"")
-    assert first_lines(str(path), None) == []
-    path.write_bytes(b"{}")
-    table_format = RowLinesFormat("from_json", JsonParser(pa.schema({"x": pa.int64()})))
-    with pytest.raises(rd.DataLossError, match="must reach byte 30"):
-        table_format.open(str(path), [30, 3])

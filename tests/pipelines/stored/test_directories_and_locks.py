@@ -17,9 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
 from raydist.core.failpoints import installed
-from raydist.dataset import Dataset
 from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.formats.files import secrets_in, shown_uri
 from raydist.pipelines.stored.cached_epoch import FileLock, Recorder, Store
 from raydist.pipelines.stored.containers import Container
@@ -204,22 +202,6 @@ def test_a_directory_that_cannot_be_locked_is_told(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(fcntl, "flock", refuse)  # a file system without locks
     with locked_directory(str(tmp_path), 20.0) as locked:
         assert not locked
-
-
-def test_an_input_that_has_become_shorter(tmp_path: Path) -> None:
-    sizes = iter([5, 2])
-    numbers = Dataset.from_generator(lambda: range(next(sizes)), output_signature=TensorSpec((), "int64"))
-    dataset = numbers.cache(str(tmp_path / "x"))
-    first = iter(dataset)
-    assert [int(next(first)) for _ in range(4)] == [0, 1, 2, 3]
-    state = first.state_dict()
-    first.close()
-    resumed = iter(dataset)
-    resumed.load_state_dict(state)
-    with pytest.raises(FailedPreconditionError, match=r"it ended \d elements earlier"):
-        next(resumed)
-    resumed.close()
-    assert not (tmp_path / "x").exists()
 
 
 ARROW = Container.of("arrow", None)

@@ -126,20 +126,6 @@ def test_unknown_classes_are_made_and_nothing_is_imported() -> None:
     assert not isinstance(made, Example)
 
 
-def test_what_is_no_structure() -> None:
-    schemas: list[Any] = [
-        {"list": []},
-        {},
-        {"dict": {"a": None, "b": None}, "shown": [1, 1]},
-        {"namedtuple": {"not a name": None}, "class": ["m", "N"]},
-        {"namedtuple": {"a": None}, "class": ["m", "not a name"]},
-        {"dataclass": {"class": None}, "class": ["m", "N"]},
-    ]
-    for schema in schemas:
-        with pytest.raises((ValueError, TypeError)):
-            structure_of(schema)
-
-
 BATCHES = [pa.RecordBatch.from_pydict({"x": list(range(start, start + 100))}) for start in (0, 100)]
 
 

@@ -19,7 +19,7 @@ from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.stored import write
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.read import checked_manifest, state_at
-from raydist.pipelines.stored.write import BlockSchema, NewDirectory, read_manifest, remove_remains, save_blocks
+from raydist.pipelines.stored.write import BlockSchema, NewDirectory, remove_remains, save_blocks
 from tests.contracts.op import check_op, collect, same
 
 SOURCES: dict[str, rd.Dataset] = {
@@ -164,14 +164,6 @@ ARROW = Container.of("arrow", None)
 NUMBER = rd.TensorSpec((), "int64")
 
 
-def test_small_blocks_are_joined_and_large_ones_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "_CHUNK_BYTES", 80)
-    blocks = [block_of_rows(list(range(size))) for size in (3, 4, 5, 30, 1)]
-    save_blocks(tmp_path / "x", NUMBER, blocks, ARROW)
-    (part,) = read_manifest(tmp_path / "x").parts
-    assert [chunk.rows for chunk in part.blocks] == [12, 10, 10, 10, 1]
-
-
 def failing(x: Any) -> int:
     raise KeyError(int(x))
 
@@ -189,15 +181,6 @@ def test_shard_functions_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(error, match=message):
             save_blocks(tmp_path / "x", NUMBER, [block_of_rows([2, 1, 0, 3])], ARROW, shard_func)
         assert list(tmp_path.iterdir()) == []
-
-
-def test_elements_of_another_structure(tmp_path: Path) -> None:
-    with pytest.raises(rd.SpecError, match="All elements must have the structure"):
-        save_blocks(tmp_path / "x", NUMBER, [block_of_rows([(1, 2)])], ARROW)
-    mixed: list[Block] = [block_of_rows([1]), block_of_rows([1.5])]
-    with pytest.raises(rd.SpecError, match="All elements must have one dtype"):
-        save_blocks(tmp_path / "x", NUMBER, mixed, ARROW)
-    assert list(tmp_path.iterdir()) == []
 
 
 @contextlib.contextmanager
@@ -244,24 +227,6 @@ def names_in(path: str) -> list[str]:
 @pytest.fixture(params=["local", "remote"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "x") if request.param == "local" else f"memory://{uuid.uuid4().hex}/x"
-
-
-def test_it_appears_at_the_end(target: str) -> None:
-    directory = NewDirectory(target)
-    directory.check_new()
-    put(directory, "a", b"data")
-    directory.abandon()
-    directory.abandon()
-    assert names_in(target) == []
-    directory = NewDirectory(target)
-    put(directory, "a", b"data")
-    assert "manifest.json" not in names_in(target)
-    directory.commit(b"manifest")
-    assert sorted(names_in(target)) == sorted([f"{directory.prefix}a", "manifest.json"])
-    with fsspec.open(f"{target}/manifest.json") as file:
-        assert file.read() == b"manifest"
-    with pytest.raises(FailedPreconditionError, match="does not exist yet"):
-        NewDirectory(target).check_new()
 
 
 def test_of_two_writers_the_first_wins_and_the_other_leaves_nothing(target: str) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.pipelines.tf_example.batches import ExampleLayout, fill_alike
+from raydist.pipelines.tf_example.batches import ExampleLayout
 from raydist.pipelines.tf_example.features import (
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -22,8 +22,8 @@ from raydist.pipelines.tf_example.features import (
     SparseTensorValue,
     VarLenFeature,
 )
-from raydist.pipelines.tf_example.outputs import Feature, FeatureColumn, FixedColumn, row_lengths
-from raydist.pipelines.tf_example.parse import example_class, parse_example, parse_single_example
+from raydist.pipelines.tf_example.outputs import Feature, row_lengths
+from raydist.pipelines.tf_example.parse import parse_example, parse_single_example
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue
 from tests.pipelines.formats.record_files import example, read_all
 from tests.real_data import real_file
@@ -136,21 +136,6 @@ def test_parses_what_tensorflow_wrote() -> None:
     assert parsed["C10"][0] == 30
 
 
-# Example { features { feature { key: "k" value { X_list { value: ... } } } } }, by hand: field numbers and lengths.
-INT64 = bytes.fromhex("0a0d 0a0b 0a016b 1206 1a04 0a02ac02")  # [300], packed
-FLOAT = bytes.fromhex("0a0f 0a0d 0a016b 1208 1206 0a04 0000c03f")  # [1.5], packed
-BYTES = bytes.fromhex("0a0c 0a0a 0a016b 1205 0a03 0a01ff")  # [b"\xff"]
-UNPACKED = bytes.fromhex("0a0c 0a0a 0a016b 1205 1a03 08ac02")  # [300] as older writers store it
-
-
-def test_bytes_by_hand_are_read() -> None:
-    parse = example_class().FromString
-    assert list(parse(INT64).features.feature["k"].int64_list.value) == [300]
-    assert list(parse(UNPACKED).features.feature["k"].int64_list.value) == [300]
-    assert list(parse(FLOAT).features.feature["k"].float_list.value) == [1.5]
-    assert list(parse(BYTES).features.feature["k"].bytes_list.value) == [b"\xff"]
-
-
 FEATURES: dict[str, Feature] = {
     "id": FixedLenFeature((), "int64"),
     "floats": FixedLenFeature((2,), "float32"),
@@ -184,21 +169,6 @@ def test_many_records_give_what_each_gives_alone(rows: list[tuple[int, bytes, li
     parsed = parse_example(records, FEATURES)
     batch = [{name: np.asarray(parsed[name][i]).tolist() for name in FEATURES} for i in range(len(records))]
     assert batch == one_by_one(records)
-
-
-def test_records_alike_are_filled_at_once_and_others_left() -> None:
-    def columns(num_records: int) -> list[FeatureColumn]:
-        return [FixedColumn("id", FixedLenFeature((), "int64"), num_records)]
-
-    records = [example(id=[i]) for i in range(20)]
-    records[3] = example(id=[3, 4])  # another number of values
-    records[11] = b"x" * len(records[0])
-    records[12] = example(ix=[])
-    filled = columns(20)
-    assert fill_alike(records, filled) == [3, 11, 12]
-    assert filled[0].array()[[0, 4, 19]].tolist() == [0, 4, 19]
-    assert fill_alike(records[:7], columns(7)) == list(range(7))
-    assert fill_alike([*records[:9], None], columns(10)) == list(range(10))
 
 
 def test_mutated_records_are_never_taken_for_others() -> None:
@@ -255,20 +225,6 @@ def test_values_differ_and_the_rest_agrees() -> None:
     numbers = bytes.fromhex("0a0d 0a0b 0a0178 1206 1a04 0805 0806")
     for plain, expected in ((floats, [0.5, 1.0]), (numbers, [5, 6])):
         assert layout_of(plain).features["x"].decode([plain], matrix(plain)).tolist() == [expected]
-
-
-def test_unusual_records_have_none() -> None:
-    unusual = [
-        b"",
-        b"hello",
-        example(x=[1])[:-1],
-        example(x=[1]) + b"\x10\x01",  # an unknown field
-        example(x=[1]) + example(y=[1]),  # two Features messages
-        example(x=None),
-        example(x=[1])[:2] + example(x=[1])[2:].replace(b"x", b"\xff"),  # a name that is no UTF-8
-        bytes.fromhex("0a100a0e0a0178120912070a0501ffffff7f") + b"\0",
-    ]
-    assert [ExampleLayout.of(record) for record in unusual] == [None] * 8
 
 
 BAD_FEATURES: list[tuple[Callable[[], object], str]] = [
