@@ -28,26 +28,20 @@ from raydist.core.values import ReduceOp
 __all__ = ["LocalGroup", "LocalHub"]
 
 _Combine = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-"""From the tensors of all ranks, by rank, to the results of every rank."""
+"""From the tensors of all ranks, by rank, to the results."""
 
 
 @dataclass
 class _Meeting:
-    """One collective: inputs by rank, and results once all inputs are there."""
+    """One collective: by rank, what it calls and what it brings."""
 
     calls: dict[int, str] = field(default_factory=dict)
     brought: dict[int, torch.Tensor] = field(default_factory=dict)
-    results: list[torch.Tensor] | None = None
-    error: RaydistError | None = None
-    num_served: int = 0
 
-    def conclude(self, combine: _Combine) -> None:
-        """Compute the results, or the error if ranks have made different calls."""
+    def check(self) -> None:
         if len(set(self.calls.values())) > 1:
             calls = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(self.calls.items()))
-            self.error = CollectiveMismatchError(f"All ranks must call the same collective, got {calls}.")
-        else:
-            self.results = combine([self.brought[rank] for rank in sorted(self.brought)])
+            raise CollectiveMismatchError(f"All ranks must call the same collective, got {calls}.")
 
 
 class _Room:
@@ -121,32 +115,26 @@ class LocalGroup(Communicator):
         self._room.fail(UnavailableError(f"rank {self.rank} has left."))
 
     def _meet(self, name: str, tensor: torch.Tensor, outputs: list[torch.Tensor], combine: _Combine) -> Work:
-        """Bring this rank's tensor to a collective; the last rank computes the results for all ranks."""
+        """Bring this rank's tensor to a collective; each rank computes its own results."""
         self._check(name)
         self.num_calls += 1
-        key, room = self.num_calls, self._room
+        room = self._room
         with room.changed:
-            meeting = room.meetings.setdefault(key, _Meeting())
+            meeting = room.meetings.setdefault(self.num_calls, _Meeting())
             meeting.calls[self.rank] = f"{name} of {describe_tensor(tensor)}"
             meeting.brought[self.rank] = tensor.detach().clone()
-            if len(meeting.brought) == self.world_size:
-                meeting.conclude(combine)
-                room.changed.notify_all()
-        targets = [output.detach() for output in outputs]
+            room.changed.notify_all()
 
         def wait(timeout_s: float | None) -> None:
             limit_s = self.timeout_s if timeout_s is None else timeout_s
             with room.changed:
                 self._await(meeting.brought, name, limit_s, fatal=timeout_s is None)
-                meeting.num_served += 1
-                if meeting.num_served == self.world_size:
-                    del room.meetings[key]
-            if meeting.error is not None:
-                raise type(meeting.error)(meeting.error.message)
+            meeting.check()
 
         def deliver() -> None:
-            for target, result in zip(targets, meeting.results or [], strict=True):
-                target.copy_(result)
+            parts = [meeting.brought[rank] for rank in range(self.world_size)]
+            for target, result in zip(outputs, combine(parts), strict=True):
+                target.detach().copy_(result)
 
         return FinishingWork(wait, deliver)
 

@@ -17,34 +17,32 @@ from raydist.collectives.reducer.reducer import GradientReducer
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
-FEATURES = 6
+FEATURES, CLASSES = 6, 20
 
 
-class Convolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(1, 3, 3)
-        self.head = nn.Linear(12, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.head(self.conv(x.unsqueeze(1)).tanh().flatten(1))
-        return result
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, 1))
 
 
-class Tied(nn.Module):
-    """Two layers share a weight, one is unused, one is frozen."""
+class Shared(nn.Module):
+    """A weight used twice, one that is frozen, one that is never used, one that only some rows use."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(FEATURES, FEATURES)
         self.second = nn.Linear(FEATURES, FEATURES)
         self.second.weight = self.first.weight
-        self.unused = nn.Linear(2, 2)
         self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+        self.seldom = nn.Linear(FEATURES, FEATURES)
+        self.never = nn.Linear(2, 2)
         self.head = nn.Linear(FEATURES, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.head(self.second(self.frozen(self.first(x).tanh())).tanh())
+        hidden = self.second(self.frozen(self.first(x).tanh())).tanh()
+        chosen = x[:, 0] > 0.5
+        if bool(chosen.any()):
+            hidden = hidden + torch.where(chosen[:, None], self.seldom(x), torch.zeros((), dtype=x.dtype))
+        result: torch.Tensor = self.head(hidden)
         return result
 
 
@@ -71,24 +69,28 @@ class Checkpointed(nn.Module):
 
 
 class Lookup(nn.Module):
-    """A sparse and a dense embedding."""
+    """Sparse gradients: of single rows, of bags, and of an embedding that only some rows reach."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sparse = nn.Embedding(20, 3, sparse=True)
-        self.dense = nn.Embedding(20, 3)
+        self.single = nn.Embedding(CLASSES, 3, sparse=True)
+        self.bag = nn.EmbeddingBag(CLASSES, 3, mode="sum", sparse=True)
+        self.seldom = nn.Embedding(CLASSES, 3, sparse=True)
         self.head = nn.Linear(3, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        index = (x.abs() * 4).long().clamp(max=19)
-        result: torch.Tensor = self.head((self.sparse(index) + self.dense(index)).sum(1))
+        index = (x.abs() * 4).long().clamp(max=CLASSES - 1)
+        hidden = self.single(index).sum(1) + self.bag(index)
+        (chosen,) = (x[:, 0] > 0.5).nonzero(as_tuple=True)
+        if len(chosen):
+            hidden = hidden.index_add(0, chosen, self.seldom(index[chosen, 0]))
+        result: torch.Tensor = self.head(hidden.tanh())
         return result
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(FEATURES, 1),
-    "convolution": Convolution,
-    "tied": Tied,
+    "shared": Shared,
     "checkpoint": lambda: Checkpointed(use_reentrant=False),
     "reentrant-checkpoint": lambda: Checkpointed(use_reentrant=True),
     "lookup": Lookup,
@@ -192,14 +194,6 @@ def plain(model: nn.Module, backward: Callable[[], None]) -> None:
     descend(model)
 
 
-def clipped(model: nn.Module, backward: Callable[[], None]) -> None:
-    model.zero_grad()
-    backward()
-    dense = [p for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
-    nn.utils.clip_grad_norm_(dense, 0.1)
-    descend(model)
-
-
 def accumulated(model: nn.Module, backward: Callable[[], None]) -> None:
     """Two backward passes a step, and gradients that are never zeroed."""
     backward()
@@ -283,7 +277,6 @@ def step_one(parameter: torch.Tensor) -> None:
 
 STEPS: dict[str, Step] = {
     "plain": plain,
-    "clipped": clipped,
     "accumulated": accumulated,
     "zeroed in place": zeroed_in_place,
     "kept": kept,

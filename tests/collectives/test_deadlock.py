@@ -18,8 +18,7 @@ from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.core.errors import CollectiveMismatchError
 from raydist.core.values import ReduceOp
-from tests.collectives.local_group import LocalGroup
-from tests.collectives.threads import begin_threads, run_ranks
+from tests.collectives.threads import begin_threads
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -114,18 +113,6 @@ def test_every_program_ends_or_is_found_out(programs: list[list[str]]) -> None:
     ranks = Ranks(programs)
     stuck = any(ranks.waits(rank) for rank in range(len(programs)))
     assert (verdict(*(ranks.status(rank) for rank in range(len(programs)))) is not None) == stuck
-
-
-def test_the_number_of_a_call_is_that_of_its_group() -> None:
-    def main(inner: LocalGroup) -> dict[str, int]:
-        progress = Progress()
-        first, second = (WatchedCommunicator(inner, name, progress, lambda: None) for name in ("a", "b"))
-        first.all_reduce(torch.ones(1), ReduceOp.SUM).wait()
-        second.barrier()
-        first.allocate([(4, torch.float32)])
-        return dict(progress.look().calls)
-
-    assert run_ranks(2, main) == [{"a": 2, "b": 1}] * 2
 
 
 class Rank:

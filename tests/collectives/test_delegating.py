@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from raydist.collectives.delegating import LimitedCommunicator, RootReducingComm
 from raydist.core.errors import DeadlineExceededError, SpecError
 from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
-from tests.collectives.models import assert_equal_parameters, build, plain, rows, train_alone, train_together
 from tests.collectives.threads import run_ranks
 from tests.contracts import communicator as contract
 
@@ -81,21 +78,3 @@ def test_a_function_of_ones_own_adds_up_in_the_order_of_ranks() -> None:
             ).wait()
 
     run_ranks(1, wrong)
-
-
-def add_backwards(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(list(reversed(tensors))).sum(0)
-
-
-def test_gradients_are_those_of_one_device() -> None:
-    start = build("convolution")
-    batches = [rows(7, seed=1), rows(2, seed=2)]
-    expected = train_alone(copy.deepcopy(start), batches, plain)
-    replicas = train_together(
-        start,
-        batches,
-        plain,
-        world_size=3,
-        wrap=lambda group: RootReducingCommunicator(group, RootReduction(2, add_backwards)),
-    )
-    assert_equal_parameters(expected, replicas, start=start)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
 
 from raydist.collectives.tensors import (
-    COMBINERS,
     check_rows,
-    flat_bytes,
-    mark_nan,
-    put_nan_back,
     reduce_parts,
     stage_bytes,
     stage_reduction,
@@ -61,37 +56,6 @@ def test_rows_that_do_not_fit() -> None:
     for name, outputs in wrong.items():
         with case(name), pytest.raises(InvalidArgumentError, match=r"2 tensors of torch.float32 \(any, 3\)"):
             check_rows(outputs, mine, rank=0, world_size=2)
-
-
-def passing_over_nan(parts: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
-    """As devices do that compare."""
-    result = parts[0]
-    for part in parts[1:]:
-        result = torch.where(part > result if op is ReduceOp.MAX else part < result, part, result)
-    return result
-
-
-def test_a_nan_of_any_part_comes_through() -> None:
-    values = [-math.inf, -1.0, 0.0, 2.0, math.inf, math.nan]
-    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    for op, dtype in itertools.product((ReduceOp.MIN, ReduceOp.MAX), dtypes):
-        grid = torch.cartesian_prod(*[torch.tensor(values, dtype=dtype)] * 3)
-        parts = list(grid.unbind(1))
-        expected = COMBINERS[op](COMBINERS[op](parts[0], parts[1]), parts[2])
-        found = put_nan_back(passing_over_nan([mark_nan(part, op) for part in parts], op))
-        with case(f"{op} {dtype}"):
-            assert not torch.equal(passing_over_nan(parts, op).isnan(), expected.isnan())
-            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-
-
-def test_shows_all_values_whatever_the_strides_are() -> None:
-    whole = torch.arange(24, dtype=torch.float32).reshape(4, 6)
-    views = [whole, whole[1], whole[:1, 1], whole[2:3, 3:4], whole[1, 1], whole[:0, ::2], whole[:, 1]]
-    for number, tensor in enumerate(views):
-        flat = flat_bytes(tensor)
-        assert flat.dtype == torch.uint8, number
-        assert flat.stride() == (1,), number
-        assert flat.numpy().tobytes() == tensor.numpy().tobytes(), number
 
 
 def test_parts_are_added_up_in_their_order() -> None:

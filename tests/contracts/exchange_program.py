@@ -27,7 +27,7 @@ from raydist.mirroring.object_kinds import names_of, row_tables
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.function_calls import ReplicaView, watch_gradient_readers
 from raydist.replicas.sync_peers import SyncPeers
-from tests.collectives.models import pieces
+from tests.collectives.models import FEATURES, Lookup, Shared, dense, pieces
 from tests.collectives.threads import run_ranks
 
 __all__ = [
@@ -41,59 +41,8 @@ __all__ = [
     "train_under",
 ]
 
-FEATURES, CLASSES = 6, 20
 OnRanks = Callable[..., list[Any]]
-
-
-class Lookup(nn.Module):
-    """Sparse gradients: of single rows, of bags, and of an embedding that only some rows reach."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.single = nn.Embedding(CLASSES, 3, sparse=True)
-        self.bag = nn.EmbeddingBag(CLASSES, 3, mode="sum", sparse=True)
-        self.seldom = nn.Embedding(CLASSES, 3, sparse=True)
-        self.head = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        index = (x.abs() * 4).long().clamp(max=CLASSES - 1)
-        hidden = self.single(index).sum(1) + self.bag(index)
-        (chosen,) = (x[:, 0] > 0.5).nonzero(as_tuple=True)
-        if len(chosen):
-            hidden = hidden.index_add(0, chosen, self.seldom(index[chosen, 0]))
-        return self.head(hidden.tanh())
-
-
-class Shared(nn.Module):
-    """A weight used twice, one that is frozen, one that is never used, one that only some rows use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(FEATURES, FEATURES)
-        self.second = nn.Linear(FEATURES, FEATURES)
-        self.second.weight = self.first.weight
-        self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
-        self.seldom = nn.Linear(FEATURES, FEATURES)
-        self.never = nn.Linear(2, 2)
-        self.head = nn.Linear(FEATURES, 2)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        hidden = self.second(self.frozen(self.first(x).tanh())).tanh()
-        chosen = x[:, 0] > 0.5
-        if bool(chosen.any()):
-            hidden = hidden + torch.where(chosen[:, None], self.seldom(x), torch.zeros((), dtype=x.dtype))
-        return self.head(hidden)
-
-
-def dense() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, 2))
-
-
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "dense": dense,
-    "shared": Shared,
-    "lookup": Lookup,
-}
+MODELS: dict[str, Callable[[], nn.Module]] = {"dense": dense, "shared": Shared, "lookup": Lookup}
 
 
 @dataclass
@@ -155,7 +104,7 @@ class ExchangeProgram:
     def data(self) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         x = torch.randn(self.num_rows, FEATURES, dtype=torch.float64, generator=generator)
-        y = torch.randn(self.num_rows, 2, dtype=torch.float64, generator=generator)
+        y = torch.randn(self.num_rows, 1, dtype=torch.float64, generator=generator)
         y[[row for row in self.bad if row < self.num_rows]] = torch.nan
         return x, y
 

@@ -115,7 +115,7 @@ class SecondPass:
             os.kill(os.getpid(), self.struck_by)
 
 
-OFTEN = [("shm", signal.SIGKILL, 0), ("hierarchical", signal.SIGSTOP, 2)]
+OFTEN = [("shm", signal.SIGKILL, 0)]
 EVERY = list(itertools.product(("shm", "hierarchical", "gloo"), (signal.SIGKILL, signal.SIGSTOP), (0, 2)))
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.reducer.known_gradients import accumulate
 from raydist.collectives.reducer.parameter_hooks import OwnHook, TrainedParameters
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
@@ -33,7 +32,7 @@ from tests.collectives.threads import run_ranks
 
 
 def test_no_sync_keeps_gradients_local_until_the_next_backward() -> None:
-    start, one, two = build("tied"), rows(5, seed=1), rows(3, seed=2)
+    start, one, two = build("shared"), rows(5, seed=1), rows(3, seed=2)
 
     def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
         def backward(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -138,16 +137,6 @@ def test_the_last_layers_travel_while_the_first_are_computed() -> None:
     assert run_ranks(2, body) == [[(3, 0), (2, 1), (1, 2), (0, 3), (-1, 4)]] * 2
 
 
-def test_accumulate_keeps_the_earlier_tensor() -> None:
-    earlier = torch.tensor([1.0])
-    assert accumulate(earlier, torch.tensor([2.0])) is earlier
-    assert earlier.tolist() == [3.0]
-    sparse = torch.tensor([5.0]).to_sparse()
-    assert accumulate(sparse, torch.tensor([2.0])).tolist() == [7.0]
-    assert accumulate(earlier, sparse).tolist() == [8.0]
-    assert accumulate(earlier, torch.tensor([1.0], requires_grad=True) * 1).requires_grad
-
-
 class Listener:
     def __init__(self) -> None:
         self.heard: list[int] = []
@@ -216,21 +205,6 @@ def test_gradients_made_by_hand_are_weighted_and_exchanged(fill: Fill) -> None:
     replicas = on_two(start, body)
     fill(alone, loss_of(alone, batches[-1]))
     for replica in replicas:
-        torch.testing.assert_close(gradients_of(replica), gradients_of(alone), rtol=1e-12, atol=1e-14)
-
-
-def test_a_backward_pass_takes_along_what_was_made_by_hand_before_it() -> None:
-    start, batch = build("linear"), rows(3)
-    alone = copy.deepcopy(start)
-
-    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
-        with reducer.step(weight=(2 / 3, 1 / 3)[rank]):
-            replace(model, loss_of(model, half(batch, rank)))
-            (3 * loss_of(model, half(batch, rank))).backward()
-            assert not reducer.make_global(list(model.parameters()))
-
-    (4 * loss_of(alone, batch)).backward()
-    for replica in on_two(start, body):
         torch.testing.assert_close(gradients_of(replica), gradients_of(alone), rtol=1e-12, atol=1e-14)
 
 

@@ -97,37 +97,6 @@ def test_raise_says_so_where_only_the_sum_is_too_large() -> None:
     on_three(nn.Linear(2, 1, bias=False), "raise", body)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1),
-        lambda params: torch.optim.AdamW(params, lr=0.1, foreach=True),
-    ],
-)
-def test_skip_leaves_parameters_moments_and_counters(make: Callable[..., torch.optim.Optimizer]) -> None:
-    """Training with a bad batch in it is training without it."""
-
-    def train(factors: Sequence[float]) -> Body:
-        def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> Any:
-            optimizer = make(model.parameters())
-            for factor in factors:
-                optimizer.zero_grad()
-                backward(model, reducer, factor if rank == 2 else abs(rank + 1.0))
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-            return model.state_dict(), optimizer.state_dict()["state"], policy.num_found, policy.num_skipped
-
-        return body
-
-    start = two_layers()
-    spoilt = on_three(start, "skip", train([1.0, NAN, 2.0, INF, 3.0]))
-    clean = on_three(start, "skip", train([1.0, 2.0, 3.0]))
-    for one in spoilt:
-        torch.testing.assert_close(one[:2], clean[0][:2], rtol=0, atol=0)
-        assert one[2:] == (2, 2)
-    assert clean[0][2:] == (0, 0)
-
-
 def test_every_optimizer_skips_until_the_next_pass_and_some_until_their_gradients_are_gone() -> None:
     def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> list[list[bool]]:
         first, second = (layer for layer in model.children() if isinstance(layer, nn.Linear))

@@ -6,6 +6,7 @@ Each is about one rank: the root of a broadcast, say, and whoever is killed or s
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -138,3 +139,8 @@ COLLECTIVES: dict[str, Operation] = {
     "allocate": Operation(allocated, LARGE, allocated_halfway),
 }
 WITH_A_MIDDLE = [name for name, operation in COLLECTIVES.items() if operation.entering is not None]
+
+
+def starting(name: str, about: int) -> Callable[[Communicator], Begun]:
+    """What every rank does in a collective."""
+    return functools.partial(COLLECTIVES[name].start, about=about)

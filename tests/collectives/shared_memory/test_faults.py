@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from raydist.collectives.base import Communicator
 from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.core.values import ReduceOp
 from tests.collectives.processes import AbortingSoon, Failing, ProcessTeam, stop_myself
-from tests.collectives.shared_memory.operations import COLLECTIVES, WITH_A_MIDDLE, Begun, Operation
+from tests.collectives.shared_memory.operations import COLLECTIVES, WITH_A_MIDDLE, Operation, starting
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
@@ -75,10 +74,6 @@ class Coming:
         COLLECTIVES[self.name].come(communicator, communicator.rank, entered=self.entered)
         if self.stops:
             stop_myself(communicator)
-
-
-def starting(name: str, victim: int) -> Callable[[Communicator], Begun]:
-    return functools.partial(COLLECTIVES[name].start, about=victim)
 
 
 def all_but(team: ProcessTeam, victim: int) -> list[int]:
