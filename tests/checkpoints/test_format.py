@@ -201,11 +201,8 @@ def test_every_changed_byte_is_detected() -> None:
 
 
 HOSTILE_NAMES = (
-    "../../etc/passwd", "..", ".", "", "/etc/passwd", "a/b", "a\\b", "C:\\x", "a\0b", "~/x", "x\n", "\u2024\u2024/x",
-    "\u202e", "a" * 300, "./x", ".hidden", "-rf", "x;y", "$(id)", "`id`", "file:///etc/passwd", "s3://b/x", "con:",
-    "é", "a b", "%2e%2e%2f", "..%2f", "*", "?", "|id", ">x", "<x", "'x", '"x', "\t", "\r", "\x7f", "\ud800", "x/",
-    "//x", "x/../y", "..\\..\\x", "/proc/self/environ", "/dev/zero", "\\\\host\\x", "..;/", "....//",
-    "../" * 2000 + "etc/passwd", "x" * 201, " ", " x", "x ", "#x", "@x", "^x", "&x", "x=y", "{x}", "[x]", "x,y",
+    "../../etc/passwd", "..", ".", "", "/etc/passwd", "a/b", "a\\b", "C:\\x", "a\0b", "x\n", "\u2024\u2024/x", "./x",
+    ".hidden", "-rf", "$(id)", "file:///etc/passwd", "é", "a b", "%2e%2e%2f", "*", "\ud800", "x/", "x" * 201, " x",
 )  # fmt: skip
 
 

@@ -178,23 +178,6 @@ def test_objects_of_all_kinds_come_back(tmp_path: Path) -> None:
             assert float(torch.sum(other.compute())) == float(torch.sum(saved.compute())), kind
 
 
-def test_a_position_in_a_dataset(tmp_path: Path) -> None:
-    numbers = rd.Dataset.range(20).shuffle(20, seed=3).batch(3)
-    iterator = iter(numbers)
-    for _ in range(3):
-        next(iterator)
-    path = rd.Checkpoint(data=iterator).save(tmp_path / "x")
-    expected = [batch.tolist() for batch in iterator]
-    again = iter(numbers)
-    next(again)
-    rd.Checkpoint(data=again).restore(path)
-    assert [batch.tolist() for batch in again] == expected
-    other = iter(rd.Dataset.range(20).batch(2))
-    with pytest.raises(rd.InvalidArgumentError):
-        rd.Checkpoint(data=other).restore(path)
-    other.close()
-
-
 def test_a_metric_in_a_module_computes_what_was_restored(tmp_path: Path) -> None:
     model: Any = nn.ModuleDict({"mean": torchmetrics.MeanMetric()})
     model["mean"].persistent(True)
@@ -205,16 +188,6 @@ def test_a_metric_in_a_module_computes_what_was_restored(tmp_path: Path) -> None
     assert float(model["mean"].compute()) == 2.0
     checkpoint.restore(tmp_path / "saved")
     assert float(model["mean"].compute()) == 1.0
-
-
-def test_objects_in_dicts_and_lists_are_saved() -> None:
-    a, b, c = rd.State(), torch.nn.Linear(1, 1), torch.nn.ModuleList([torch.nn.Linear(1, 1)])
-    assert named_objects({"a": a, "more": {"b": [b, (c,)], 7: a}, "none": []}) == {
-        "a": a,
-        "more.b.0": b,
-        "more.b.1.0": c,
-        "more.7": a,
-    }
 
 
 def model_with_gradients() -> nn.Module:
@@ -305,30 +278,6 @@ def test_the_global_step_is_in_every_checkpoint_of_a_program_that_has_one(tmp_pa
     strategy, counted = at_step(2)
     counted.restore(path)
     assert step_of(strategy) == 2, "there is none to go back to"
-
-
-def test_the_global_step_is_restored_before_or_after_its_first_use(tmp_path: Path) -> None:
-    def program(count: int) -> tuple[rd.OneDeviceStrategy, rd.Checkpoint]:
-        strategy, _ = at_step(count)
-        with strategy.scope():
-            return strategy, rd.Checkpoint(model=torch.nn.Linear(1, 1), gradients=True)
-
-    for saved in (0, 2):
-        path = program(saved)[1].save(tmp_path / f"saved-{saved}")
-        for count in (0, 1):
-            strategy, checkpoint = program(count)
-            checkpoint.restore(path)
-            assert step_of(strategy) == (saved or count), (saved, count)
-
-
-def test_an_object_of_the_program_named_global_step_wins(tmp_path: Path) -> None:
-    strategy, _ = at_step(3)
-    with strategy.scope():
-        checkpoint = rd.Checkpoint(global_step=rd.State(value=7))
-    path = checkpoint.save(tmp_path / "saved")
-    again = rd.State(value=0)
-    rd.Checkpoint(global_step=again).restore(path)
-    assert (again.value, step_of(strategy)) == (7, 3)
 
 
 def test_an_unused_global_step_is_skipped_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import raydist as rd
-from raydist.checkpoints import checkpoint as saving
 from raydist.checkpoints import read_tensors
-from raydist.checkpoints.shards import ShardTerms
 from raydist.replicas.replica_states import ReplicaRestorer
 from tests.summary.reading import curves
 
@@ -171,27 +168,6 @@ def test_replicas_divide_large_tensors_and_merge_their_counts(
     assert all(torch.equal(before[name], now[name]) for name in before)
     assert torch.equal(norm.running_mean, statistics)
     assert torch.equal(mean.compute(), counted)
-
-
-def test_servers_write_their_own_variables_without_waiting_for_steps(
-    served: Callable[[int], rd.ParameterServerStrategy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving, "ShardTerms", functools.partial(ShardTerms, small_bytes=0))
-    strategy = served(1)
-    model, optimizer, step = made(strategy)
-    strategy.run(step)
-    checkpoint = rd.Checkpoint(model=model, optimizer=optimizer)
-    with rd.CheckpointManager(checkpoint, tmp_path / "run", 1) as manager:
-        path = saved_between(strategy, step, manager, tmp_path / "go")
-    later = values(model)
-    saved = load_file(path / "model.safetensors")
-    assert any(not torch.equal(saved[name], later[name]) for name in saved)
-    assert load_file(path / "optimizer.safetensors")["layers.0.weight.step"] == 2
-    checkpoint.restore(path)
-    now = values(model)
-    assert all(torch.equal(saved[name], now[name]) for name in saved)
-    strategy.run(step)
-    assert optimizer.state[model.layers[0].weight]["step"] == 3
 
 
 @pytest.fixture

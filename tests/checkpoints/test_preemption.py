@@ -167,18 +167,6 @@ def test_a_signal_after_the_last_step_is_not_lost(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def test_a_save_that_is_too_slow_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
-    strategy = OneDeviceStrategy("cpu")
-    with rd.CheckpointManager(rd.Checkpoint(state=rd.State(a=1)), tmp_path, 2) as manager:
-        manager.save()
-        manager.sync()
-        (tmp_path / "ckpt-2").write_text("in the way")
-        manager._saves.calls = 2
-        terminate()
-        with pytest.raises(rd.Preempted, match=r"could not be saved .*; the last checkpoint is .*ckpt-1"):
-            strategy.run(len, args=([],))
-
-
 @pytest.mark.parametrize("num_bad", [3, 4])
 def test_the_last_save_is_tried_after_failures_in_a_row(tmp_path: Path, num_bad: int) -> None:
     """Nobody was told of the third one yet. With the fourth there is no room for the last save either."""

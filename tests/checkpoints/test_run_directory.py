@@ -21,7 +21,6 @@ from raydist.checkpoints.listing import (
     SaveInterval,
     checkpoints_iterator,
     find_checkpoints,
-    latest_checkpoint,
 )
 from raydist.checkpoints.manager import CheckpointManager
 from raydist.checkpoints.manifest import open_checkpoint
@@ -145,23 +144,6 @@ def names(paths: list[str]) -> list[str]:
     return [path.rpartition("/")[2] for path in paths]
 
 
-def test_a_save_is_newer_than_those_of_other_processes_and_names(tmp_path: Path) -> None:
-    first = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
-    first.acquire()
-    before = save(first, 100, 1.0)
-    first.release()
-    second = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
-    second.acquire()
-    assert second.begin(1, {}).generation > before.generation
-    assert second.details_of(before)["began"] == before.saved_at
-    second.release()
-    other = RunDirectory(str(tmp_path), "finetune", KEEPS_TWO)
-    other.acquire()
-    save(other, 1, 1.0)
-    other.release()
-    assert latest_checkpoint(str(tmp_path)) == f"{tmp_path}/finetune-1"
-
-
 def test_a_failed_removal_is_retried_by_a_later_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
     run.acquire()
@@ -244,31 +226,11 @@ def test_the_iterator_yields_each_new_checkpoint_once_and_waits_for_the_next(tmp
         assert len(asked) == 2
 
 
-def kept_ones(*numbers: int, losses: dict[int, float] | None = None, every_s: float = 60.0) -> list[KeptCheckpoint]:
-    return [
-        KeptCheckpoint(f"ckpt-{n}", n, at, at * every_s, {"loss": losses[n]} if losses and n in losses else {})
-        for at, n in enumerate(numbers)
-    ]
-
-
-def removed(rules: Retention, found: list[KeptCheckpoint]) -> list[int]:
-    return [each.number for each in rules.to_remove(found, began=0.0)]
-
-
-def test_the_newest_by_order_of_saves_are_kept_and_the_best() -> None:
-    assert removed(Retention(2), kept_ones(100, 200, 3, 4)) == [100, 200]
-    assert removed(Retention(None), kept_ones(1, 2, 3)) == []
-    found = kept_ones(1, 2, 3, 4, losses={1: 2.0, 2: 0.5, 3: 1.0, 4: float("nan")})
-    assert removed(Retention(1, best=Best("loss", "min")), found) == [1, 3]
-    assert removed(Retention(1, best=Best("loss", "max")), found) == [2, 3]
-    assert removed(Retention(1, best=Best("accuracy", "max")), found) == [1, 2, 3]
-
-
 def test_checkpoints_kept_for_good_do_not_change() -> None:
     rules = Retention(1, keep_every_s=120)
     found: list[KeptCheckpoint] = []
-    for each in kept_ones(*range(8)):
-        found = [*found, each]
+    for number in range(8):
+        found = [*found, KeptCheckpoint(f"ckpt-{number}", number, number, 60.0 * number, {})]
         gone = rules.to_remove(found, began=0.0)
         found = [other for other in found if other not in gone]
     assert [each.number for each in found] == [2, 4, 6, 7]

@@ -28,10 +28,9 @@ from raydist.checkpoints.shard_reader import (
     commit_shard,
     discard_shard,
     exchange_bytes,
-    plan_reads,
     prepare_shard,
 )
-from raydist.checkpoints.tensor_file import FilePlace, NewFiles, RowRange, TensorFile, write_tensor_file
+from raydist.checkpoints.tensor_file import NewFiles, RowRange, write_tensor_file
 from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.collectives.local_group import LocalGroup
@@ -209,19 +208,6 @@ def test_each_byte_is_read_once_and_none_by_the_driver(
     assert max(sides.values()) < sum(sides.values()) / 2
 
 
-def test_a_damaged_file_changes_nothing(saved: tuple[Path, dict[str, Any]]) -> None:
-    path, _ = saved
-    content = bytearray((path / "optimizer.safetensors").read_bytes())
-    content[-3] ^= 8
-    (path / "optimizer.safetensors").write_bytes(content)
-    objects = made(2)
-    replicas = held(objects)
-    with pytest.raises(DataLossError, match=r"optimizer.safetensors.*tensor '.*' differs"):
-        restored(objects, replicas, path)
-    assert "commit" not in replicas.asked
-    assert objects["state"].a == 2
-
-
 def test_mismatches_are_reported_before_anything_is_read(
     saved: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,20 +224,6 @@ def test_mismatches_are_reported_before_anything_is_read(
     for entry in ("model.second.weight' is reshaped", "model.more.weight' is missing", "state.b' is missing"):
         assert entry in told
     assert "commit" not in replicas.asked
-
-
-def test_a_partial_restore_keeps_the_rest(saved: tuple[Path, dict[str, Any]]) -> None:
-    path, before = saved
-    objects = made(2)
-    objects["model"].more = nn.Linear(1, 1, bias=False)
-    replicas = held(objects)
-    kept = objects["model"].more.weight.detach().clone()
-    report = restored(objects, replicas, path, strict=False)
-    assert report == RestoreReport(missing=("model.more.weight",))
-    for rank in range(3):
-        model = replicas.of(rank, objects["model"])
-        assert torch.equal(model.first.weight, before["model"].first.weight)
-        assert torch.equal(model.more.weight, kept)
 
 
 def test_an_object_that_rejects_its_state_restores_all_others(saved: tuple[Path, dict[str, Any]]) -> None:
@@ -398,29 +370,3 @@ def test_replicas_exchange_what_they_read() -> None:
             assert largest <= window_bytes
             for tensors, others in zip(found, expected, strict=True):
                 assert all(torch.equal(tensor, other) for tensor, other in zip(tensors, others, strict=True))
-
-
-HEADER = 8
-
-
-def file(name: str, **sizes: int) -> TensorFile:
-    places, at = {}, HEADER
-    for key, size in sizes.items():
-        places[key] = FilePlace("U8", (size,), at, at + size, 0)
-        at += size
-    return TensorFile(name, at, 0, HEADER, 0, places)
-
-
-def test_each_tensor_is_read_once() -> None:
-    files = {
-        "model": [file("a", x=100, y=1, z=0), file("b", u=300), TensorFile("index", 50, 0, 50, 0)],
-        "optimizer": [file("c", **{f"p{number}": 10 for number in range(20)})],
-        "empty": [],
-    }
-    expected = [(owner, each.name, key) for owner, several in files.items() for each in several for key in each.tensors]
-    for num_replicas in (1, 2, 3, 7):
-        plan = plan_reads(files, num_replicas)
-        assert len(plan) == num_replicas
-        found = [(read.owner, read.file.name, key) for reads in plan for read in reads for key in read.keys]
-        assert sorted(found) == sorted(expected), num_replicas
-        assert {read.file.name for reads in plan for read in reads} == {"a", "b", "c", "index"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -12,31 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import raydist as rd
-from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.actors.portable_errors import pack_error
 from raydist.checkpoints.capture import Capture, CapturedObject, StagingBuffers
 from raydist.checkpoints.checkpoint import contents_of, nodes_of
-from raydist.checkpoints.manifest import SavedObject, open_checkpoint
+from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.object_state import OWNER
-from raydist.checkpoints.ps_reader import ServerReader
-from raydist.checkpoints.ps_restore import (
-    RestoreCommand,
-    StoredOptimizerState,
-    StoredTable,
-    loaded_options,
-    loaded_state,
-)
-from raydist.checkpoints.ps_save import SaveCommands
-from raydist.checkpoints.read_tensors import read_pieces
 from raydist.checkpoints.shards import DispatchedSave, SaveReports, Shard, ShardRequest, ShardWriter, plan_files
-from raydist.checkpoints.tensor_file import NewFiles, new_files
+from raydist.checkpoints.tensor_file import new_files
 from raydist.core.errors import CancelledError, DeadlineExceededError
-from raydist.parameter_servers.row_table import RowTable
-from raydist.parameter_servers.slices import PsSlice
-from raydist.parameter_servers.table_spec import EmbeddingTableSpec
-from raydist.pipelines.stored.directory_files import LocalFiles, directory_files
+from raydist.pipelines.stored.directory_files import directory_files
 
 CPU = torch.device("cpu")
 
@@ -51,27 +36,6 @@ def report(writer: ShardWriter, token: str) -> Shard | Exception:
 
 def request(path: Path, token: str = "a", **stems: str) -> ShardRequest:
     return ShardRequest(token, new_files(directory_files(str(path))), stems)
-
-
-def test_shards_are_copied_at_once_and_written_later(tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    modules = {name: torch.nn.Linear(8, 8) for name in ("a", "b")}
-    asked = request(tmp_path / "c", a="a", b="b")
-    before = {name: module.weight.detach().clone() for name, module in modules.items()}
-    writers = [ShardWriter(rank, 2, CPU) for rank in range(2)]
-    for writer in writers:
-        writer.begin(asked, modules, modules)
-    with torch.no_grad():
-        for module in modules.values():
-            module.weight.zero_()
-    shards = [report(writer, "a") for writer in writers]
-    assert all(isinstance(shard, Shard) for shard in shards)
-    assert [sorted(shard.files) for shard in shards if isinstance(shard, Shard)] == [[("a", 0)], [("b", 0)]]
-    assert [sorted(shard.objects) for shard in shards if isinstance(shard, Shard)] == [["a", "b"], []]
-    for name, weight in before.items():
-        assert torch.equal(load_file(tmp_path / "c" / f"{name}.safetensors")["weight"], weight)
-    for writer in writers:
-        writer.close(10)
 
 
 class Bad:
@@ -201,96 +165,3 @@ def test_reports_are_known_once_the_write_has_ended_and_the_oldest_dropped() -> 
     for number in range(9):
         reports.record(str(number), Shard({}))
     assert [number for number in range(9) if reports.of(str(number)) is not None] == [5, 6, 7, 8]
-
-
-class Held:
-    """The part of one server: a table."""
-
-    def table(self, handle: int) -> RowTable:
-        return RowTable(EmbeddingTableSpec(10, 2, seed=7))
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> RestoreCommand:
-    bag = torch.nn.ModuleDict({"words": rd.ShardedEmbedding(10, 2, seed=1)})
-    bag["words"](torch.tensor([3, 5, 8]))
-    rd.Checkpoint(bag=bag).save(tmp_path / "c")
-    checkpoint = open_checkpoint(directory_files(str(tmp_path / "c")))
-    return RestoreCommand("a", checkpoint, (StoredTable(4, "bag.embedding_rows", "words"),))
-
-
-def test_forgotten_restores_stop_reading(command: RestoreCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, reader = threading.Event(), ServerReader()
-    held: Any = Held()
-    original = read_pieces
-
-    def slow(*args: Any) -> Any:
-        assert gate.wait(10)
-        return original(*args)
-
-    monkeypatch.setattr("raydist.checkpoints.ps_reader.read_pieces", slow)
-    reader.begin(command, held)
-    reading = reader._reading
-    assert reading is not None
-    reader.discard()
-    gate.set()
-    reading.join(10)
-    assert reader.report("a") is None
-    found = reading.outcome
-    assert isinstance(found, PortableError)
-    assert isinstance(found.restore(), CancelledError)
-    reader.begin(command, held)
-    reader.close(10)
-    assert not any(thread.name == "raydist-restore" for thread in threading.enumerate())
-
-
-def test_a_state_is_as_after_load_state_dict_with_the_saved_types() -> None:
-    for dtype, fused in ((torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, True), (torch.float32, True)):
-        parameter = torch.nn.Parameter(torch.ones(3, dtype=dtype))
-        optimizer = torch.optim.Adam([parameter], lr=0.1)
-        state = {"step": torch.tensor(3.0).double(), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3).double()}
-        saved: dict[str, Any] = copy.deepcopy(optimizer.state_dict())
-        saved["state"][0] = state
-        saved["param_groups"][0]["fused"] = fused
-        optimizer.load_state_dict(saved)
-        expected = optimizer.state[parameter]
-        options = {name: value for name, value in saved["param_groups"][0].items() if name != "params"}
-        memory = StoredOptimizerState("adam", 5, 1, "adam", "w", (3,), 0, {}, options)
-        found = loaded_state(memory, state, torch.optim.Adam, dtype)
-        torch.testing.assert_close(dict(found), dict(expected), rtol=0, atol=0, check_dtype=False)
-        assert {name: each.dtype for name, each in found.items()} == {
-            **{name: each.dtype for name, each in state.items()},
-            "step": expected["step"].dtype,
-        }
-
-
-def test_options_are_as_after_load_state_dict() -> None:
-    layer = torch.nn.Linear(2, 1)
-    groups: list[dict[str, Any]] = [{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.5}]
-    adam = torch.optim.Adam(groups)
-    before = copy.deepcopy(adam.state_dict())
-    saved = [{"lr": 0.25, "mine": (1, 2), "params": ["weight"]}, {"lr": 0.125, "params": ["bias"]}]
-    found = loaded_options("adam", adam, saved)
-    assert adam.state_dict() == before
-    adam.load_state_dict({"state": {}, "param_groups": [{**group, "params": [n]} for n, group in enumerate(saved)]})
-    expected = [{key: each for key, each in group.items() if key != "params"} for group in adam.param_groups]
-    assert found == expected
-    with pytest.raises(rd.InvalidArgumentError, match=r"saved state of 'adam' must be one that a Adam takes.*groups"):
-        loaded_options("adam", adam, saved[:1])
-
-
-def part(number: int, server: int, begin: int, *shape: int) -> PsSlice:
-    return PsSlice(number, 1, "w", server, begin, shape, torch.float32)
-
-
-def test_optimizer_states_are_saved_by_parameter_in_several_files() -> None:
-    request = ShardRequest("t", NewFiles(LocalFiles("/tmp/x")), {"model": "model", "adam": "adam"})
-    commands = SaveCommands(request, 2, max_part_bytes=50)
-    slices = {"w": (part(1, 0, 0, 3, 2), part(2, 1, 3, 2, 2)), "b": (part(3, 1, 0, 5),)}
-    commands.add("adam", slices, {}, optimizer=7, size_ratio=2.0)
-    files = [file for server in range(2) for file in commands.of(server)[0].files]
-    assert [(file.name, [place.key for place in file.slices], file.optimizer) for file in files] == [
-        ("adam-00001-of-00003.safetensors", ["w"], 7),
-        ("adam-00002-of-00003.safetensors", ["w"], 7),
-        ("adam-00003-of-00003.safetensors", ["b"], 7),
-    ]

@@ -62,20 +62,19 @@ def train_plainly(model: Any, batches: Sequence[Any], loss: Loss) -> Any:
     return model
 
 
-def train_on_replicas(strategy: rd.Strategy, case: Case, epochs: int = 1) -> Any:
+def train_on_replicas(strategy: rd.Strategy, make: Callable[[], Any], data: Any, loss: Loss, epochs: int = 1) -> Any:
     with strategy.scope():
-        model = case.prepare(seeded(case.make))
+        model = seeded(make)
         optimizer = sgd(model)
-    loss = case.loss
 
-    def step(batch: Tensors) -> torch.Tensor:
+    def step(batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
         value = loss(model, batch)
         value.backward()
         optimizer.step()
         return value.detach()
 
-    batches = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(dict(case.rows)).batch(BATCH))
+    batches = strategy.distribute_dataset(data)
     for _ in range(epochs):
         for batch in batches:
             strategy.run(step, args=(batch,))
@@ -86,7 +85,8 @@ def check_equal(strategy: rd.Strategy, case: Case, epochs: int = 2) -> Any:
     """Check that replicas reach the parameters and buffers of one device; return the model of the replicas."""
     start = seeded(case.make).state_dict()
     plain = train_plainly(seeded(case.make), batches_of(case.rows, epochs), case.loss)
-    model = train_on_replicas(strategy, case, epochs)
+    data = rd.Dataset.from_tensor_slices(dict(case.rows)).batch(BATCH)
+    model = train_on_replicas(strategy, lambda: case.prepare(case.make()), data, case.loss, epochs)
     assert isinstance(model, type(plain))
     assert_trained(start, plain)
     assert_same(model.state_dict(), plain.state_dict(), case.tolerance)

@@ -54,13 +54,14 @@ TEXT: dict[str, Any] = {"input_ids": tokens(), "attention_mask": padding_mask()}
 CLASSIFIED: dict[str, Any] = {**TEXT, "labels": labels()}
 
 
+SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
+
+
 def bert() -> Any:
     config = transformers.BertConfig(
+        **SIZES,
         vocab_size=WORDS,
-        hidden_size=16,
-        num_hidden_layers=2,
         num_attention_heads=2,
-        intermediate_size=32,
         max_position_embeddings=16,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -95,10 +96,8 @@ def checkpointed_gpt2(reentrant: bool) -> Any:
 
 def llama() -> Any:
     config = transformers.LlamaConfig(
+        **SIZES,
         vocab_size=WORDS,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=16,
@@ -131,10 +130,8 @@ def t5() -> Any:
 
 def vit() -> Any:
     config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
+        **SIZES,
         num_attention_heads=2,
-        intermediate_size=32,
         image_size=16,
         patch_size=8,
         hidden_dropout_prob=0.0,

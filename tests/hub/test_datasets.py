@@ -9,12 +9,11 @@ import datasets
 import numpy as np
 import pytest
 import tokenizers
-import torch
 import transformers
 from torch.utils.data import DataLoader
 
 import raydist as rd
-from tests.hub.harness import BATCH, ROWS, assert_same, seeded, sgd, train_plainly
+from tests.hub.harness import BATCH, ROWS, assert_same, seeded, train_on_replicas, train_plainly
 from tests.hub.models import CLASSES, WORDS, bert, own_loss
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -50,18 +49,5 @@ def test_padded_batches_of_a_dataset(source: str, two: rd.MirroredStrategy, tmp_
     if source == "directory":
         table.save_to_disk(tmp_path / "table")
         data = rd.Dataset.from_huggingface(str(tmp_path / "table")).padded_batch(BATCH)
-
-    with two.scope():
-        model = seeded(bert)
-        optimizer = sgd(model)
-
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = own_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    for batch in two.distribute_dataset(data):
-        two.run(step, args=(batch,))
+    model = train_on_replicas(two, bert, data, own_loss)
     assert_same(model.state_dict(), plain.state_dict())

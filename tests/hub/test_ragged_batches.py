@@ -15,7 +15,16 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
 import raydist as rd
-from tests.hub.harness import BATCH, ROWS, assert_same, assert_trained, seeded, sgd
+from tests.hub.harness import (
+    BATCH,
+    ROWS,
+    assert_same,
+    assert_trained,
+    seeded,
+    sgd,
+    train_on_replicas,
+    train_plainly,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -95,19 +104,8 @@ def test_detection_with_lists_of_targets(two: rd.MirroredStrategy) -> None:
         optimizer.step()
     assert_trained(start, plain)
 
-    with two.scope():
-        model = seeded(mask_rcnn)
-        steps = sgd(model)
-
-    def step(batch: dict[str, Any]) -> torch.Tensor:
-        steps.zero_grad()
-        loss = detection_loss(model, batch)
-        loss.backward()
-        steps.step()
-        return loss.detach()
-
-    for batch in two.distribute_dataset(rd.Dataset.range(ROWS).map(lambda k: image(int(k))).ragged_batch(BATCH)):
-        two.run(step, args=(batch,))
+    data = rd.Dataset.range(ROWS).map(lambda k: image(int(k))).ragged_batch(BATCH)
+    model = train_on_replicas(two, mask_rcnn, data, detection_loss)
     assert_same(model.state_dict(), plain.state_dict())
 
 
@@ -143,29 +141,14 @@ def make_classifier() -> Any:
     return GraphClassifier().double()
 
 
+def graph_loss(model: Any, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch), batch.y)
+
+
 def test_graphs(two: rd.MirroredStrategy) -> None:
-    plain = seeded(make_classifier)
-    start = {name: value.clone() for name, value in plain.state_dict().items()}
-    optimizer = sgd(plain)
-    for at in range(0, ROWS, BATCH):
-        batch = joined([graph(k) for k in range(at, min(at + BATCH, ROWS))])
-        optimizer.zero_grad()
-        F.cross_entropy(plain(batch), batch.y).backward()
-        optimizer.step()
-    assert_trained(start, plain)
-
-    with two.scope():
-        model = seeded(make_classifier)
-        steps = sgd(model)
-
-    def step(batch: Any) -> torch.Tensor:
-        steps.zero_grad()
-        loss = F.cross_entropy(model(batch), batch.y)
-        loss.backward()
-        steps.step()
-        return loss.detach()
-
+    batches = [joined([graph(k) for k in range(at, min(at + BATCH, ROWS))]) for at in range(0, ROWS, BATCH)]
+    plain = train_plainly(seeded(make_classifier), batches, graph_loss)
+    assert_trained(seeded(make_classifier).state_dict(), plain)
     data = rd.Dataset.range(ROWS).map(lambda k: graph(int(k))).batch(BATCH, collate=joined)
-    for batch in two.distribute_dataset(data):
-        two.run(step, args=(batch,))
+    model = train_on_replicas(two, make_classifier, data, graph_loss)
     assert_same(model.state_dict(), plain.state_dict())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +21,19 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 FLOAT32_LOSS = 1e-5
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A model, and rows that hold its labels."""
-
-    name: str
-    rows: Tensors
-    tolerance: float
-
-    @property
-    def case(self) -> Case:
-        return TRANSFORMERS[self.name]
-
-
 SPOKEN = torch.where(padding_mask() == 1, TEXT["input_ids"], -100)  # few labels in some rows, many in others
 WRITTEN = torch.where(padding_mask(5) == 1, tokens(5), -100)
 
-MODELS = [
-    Fitted("BERT", TRANSFORMERS["BERT"].rows, 1e-9),
-    Fitted("ViT", TRANSFORMERS["ViT"].rows, 1e-9),
-    Fitted("GPT-2", {**TEXT, "labels": SPOKEN}, FLOAT32_LOSS),
-    Fitted("Llama", {**TEXT, "labels": SPOKEN}, FLOAT32_LOSS),
-    Fitted("LoRA", {**TEXT, "labels": SPOKEN}, FLOAT32_LOSS),
-    Fitted("T5", {**TEXT, "labels": WRITTEN}, FLOAT32_LOSS),
-    Fitted("Whisper", {**TRANSFORMERS["Whisper"].rows, "labels": WRITTEN}, FLOAT32_LOSS),
-]
+# By model: rows that hold its labels, and the tolerance.
+FITTED: dict[str, tuple[Tensors, float]] = {
+    "BERT": (TRANSFORMERS["BERT"].rows, 1e-9),
+    "ViT": (TRANSFORMERS["ViT"].rows, 1e-9),
+    "GPT-2": ({**TEXT, "labels": SPOKEN}, FLOAT32_LOSS),
+    "Llama": ({**TEXT, "labels": SPOKEN}, FLOAT32_LOSS),
+    "LoRA": ({**TEXT, "labels": SPOKEN}, FLOAT32_LOSS),
+    "T5": ({**TEXT, "labels": WRITTEN}, FLOAT32_LOSS),
+    "Whisper": ({**TRANSFORMERS["Whisper"].rows, "labels": WRITTEN}, FLOAT32_LOSS),
+}
 
 
 def compiled(strategy: rd.Strategy, case: Case, loss: Any = "model", **settings: Any) -> rd.Model:
@@ -60,21 +48,22 @@ def plain_loss(model: Any, rows: Tensors) -> float:
         return float(model.eval()(**rows).loss)
 
 
-@pytest.mark.parametrize("fitted", MODELS, ids=lambda fitted: fitted.name)
-def test_fit_evaluate_and_predict_are_those_of_one_device(fitted: Fitted, two: rd.MirroredStrategy) -> None:
-    rows, case = dict(fitted.rows), fitted.case
+@pytest.mark.parametrize("name", FITTED)
+def test_fit_evaluate_and_predict_are_those_of_one_device(name: str, two: rd.MirroredStrategy) -> None:
+    (given, tolerance), case = FITTED[name], TRANSFORMERS[name]
+    rows = dict(given)
     plain = train_plainly(seeded(case.make), batches_of(rows, 2), own_loss)
     data = rd.Dataset.from_tensor_slices(rows).batch(BATCH)
     model = compiled(two, case)
     model.fit(data, epochs=2, verbose=False)
-    assert_same(model.module.state_dict(), plain.state_dict(), fitted.tolerance)
+    assert_same(model.module.state_dict(), plain.state_dict(), tolerance)
     # The loss of all rows at once is the mean over all labels that count.
     found = model.evaluate(data, verbose=False)["loss"]
-    assert found == pytest.approx(plain_loss(plain, rows), rel=max(fitted.tolerance, 1e-6))
+    assert found == pytest.approx(plain_loss(plain, rows), rel=max(tolerance, 1e-6))
     with torch.no_grad():
         expected = plain(**rows).logits
     predicted = model.predict(data, verbose=False)["logits"]
-    torch.testing.assert_close(predicted, expected, rtol=fitted.tolerance, atol=fitted.tolerance)
+    torch.testing.assert_close(predicted, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_loss_function_takes_the_models_outputs(two: rd.MirroredStrategy) -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydist as rd
-from raydist.image.value_range import affine
 from tests.image.samples import PIXELS, picture
 
 
@@ -34,14 +33,6 @@ def test_neutral_arguments_change_nothing() -> None:
 
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@given(st.floats(0, 3))
-def test_contrast_is_the_distance_to_the_mean(factor: float) -> None:
-    image = picture(4, 5)
-    means = image.mean(axis=(0, 1))
-    expected = np.clip(np.rint((image - means) * factor + means), 0, 255)
-    assert np.abs(rd.image.adjust_contrast(image, factor) - expected).max() <= 1
 
 
 def drawn(change: Callable[..., Any], image: Any, *bounds: float) -> list[float]:
@@ -133,22 +124,6 @@ def test_a_batch_is_its_images() -> None:
     assert np.array_equal(rd.image.normalize(picture()[2:9, 3:7], MEAN, STD), result[2:9, 3:7])  # a view is its copy
 
 
-def test_grey_three_times_is_the_same_grey() -> None:
-    grey = rd.image.rgb_to_grayscale(PIXELS)
-    colours = rd.image.grayscale_to_rgb(grey)
-    assert colours.shape == PIXELS.shape
-    assert np.array_equal(rd.image.rgb_to_grayscale(colours), grey)
-    assert rd.image.grayscale_to_rgb(grey[np.newaxis]).shape == (1, *PIXELS.shape)
-
-
-def test_there_and_back_changes_nothing() -> None:
-    for dtype in ("uint16", "int16", "int32", "int64", "float32", "float64"):
-        there = rd.image.convert_image_dtype(PIXELS, dtype)
-        assert there.dtype == dtype
-        assert np.array_equal(rd.image.convert_image_dtype(there, np.uint8), PIXELS), dtype
-    assert rd.image.convert_image_dtype(PIXELS, np.uint8) is PIXELS
-
-
 def test_saturation_stops_at_the_ends_of_the_range() -> None:
     targets = ("uint8", "int8", "uint16", "int16", "int32", "uint32", "int64")
     for source, target in itertools.product(("float16", "float32", "float64"), targets):
@@ -160,7 +135,7 @@ def test_saturation_stops_at_the_ends_of_the_range() -> None:
         assert high == bounds.max if exact and bounds.bits < 64 else high > 0.99 * min(bounds.max, most), target
 
 
-@given(st.integers(1, 6), st.integers(1, 6), st.tuples(*[st.floats(-1, 2)] * 3), st.tuples(*[st.floats(0.1, 3)] * 3))
+@given(st.integers(1, 30), st.integers(1, 30), st.tuples(*[st.floats(-1, 2)] * 3), st.tuples(*[st.floats(0.1, 3)] * 3))
 def test_values_are_those_of_plain_python(
     height: int, width: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> None:
@@ -174,21 +149,6 @@ def test_values_are_those_of_plain_python(
     assert np.allclose(result, expected, rtol=1e-6, atol=1e-5)
     floats = np.array([[[0.0, 255.0]]], np.float32)  # are taken as they are
     assert rd.image.normalize(floats, 5, 2).tolist() == [[[-2.5, 125.0]]]
-
-
-@given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([1, 3, 4]), st.booleans())
-def test_every_size_gives_what_numpy_gives(height: int, width: int, channels: int, whole: bool) -> None:
-    image = np.arange(height * width * channels, dtype=np.uint8).reshape(height, width, channels)
-    if not whole:
-        image = image.astype(np.float32)
-    kept = image.copy()
-    scale, offset = np.linspace(0.1, 3, channels, dtype=np.float32), np.linspace(-1, 1, channels, dtype=np.float32)
-    result = affine(image, scale, offset)
-    assert np.array_equal(result, image.astype(np.float32) * scale + offset), "the same bits"
-    assert np.array_equal(image, kept)
-    assert result.dtype == np.float32
-    assert result.flags.writeable
-    assert result.base is None, "a map takes it over as it is"
 
 
 BOXES = [[0, 0, 1, 1], [0.1, 0.2, 0.7, 0.9], [0.9, 0.8, 0.1, 0.2], [-0.2, -0.3, 1.2, 1.1], [0.33, 0.5, 0.33, 0.5]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +19,9 @@ from tensorboardX.writer import SummaryWriter as Peer
 
 import raydist as rd
 from raydist.summary.histograms import HistogramCounts, bucket_edges, counted
-from raydist.summary.media import clips_of, encode_png, encode_wav, images_of
+from raydist.summary.media import clips_of, encode_wav, images_of
 from raydist.summary.projector import embedding_of, write_embedding
 from raydist.summary.runs import module_tree
-from raydist.summary.scalars import ScalarValue
 from tests.refused import check_refused
 from tests.summary.reading import curves
 
@@ -56,11 +54,6 @@ def test_scalars_and_histograms_take_numbers_of_any_kind(writer: rd.summary.Summ
 def test_without_a_writer_nothing_is_looked_at() -> None:
     assert not rd.summary.scalar("x", torch.ones(2))
     assert not rd.summary.histogram("x", "no numbers")
-
-
-def test_a_replica_without_rows_has_no_say_unless_nobody_has_rows() -> None:
-    assert ScalarValue(math.nan, 0.0).merged([ScalarValue(5.0, 2.0)]) == ScalarValue(5.0, 2.0)
-    assert ScalarValue(1.0, 0.0).merged([ScalarValue(3.0, 0.0)]) == ScalarValue(2.0, 0.0)
 
 
 def expected(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -105,8 +98,7 @@ def test_edges_are_those_of_tensorboard() -> None:
 
 
 def test_histograms_together_are_that_of_all_values() -> None:
-    rng = np.random.default_rng(0)
-    parts = [rng.normal(size=50), np.zeros(0), rng.normal(size=3) * 100]
+    parts = [np.arange(50) / 7, np.zeros(0), np.array([-90.0, 0.5, 100.0])]
     first, *others = map(counted, parts)
     joined, whole = first.merged(others), counted(np.concatenate(parts))
     assert isinstance(joined, HistogramCounts)
@@ -180,22 +172,10 @@ def test_texts_and_tables_of_them(writer: rd.summary.SummaryWriter) -> None:
     check_refused(lambda data: rd.summary.text("x", data), [(each, told) for each in wrong])
 
 
-def test_bad_images_and_counts_are_refused_where_they_are_shown(writer: rd.summary.SummaryWriter) -> None:
+def test_bad_counts_are_refused_where_they_are_shown(writer: rd.summary.SummaryWriter) -> None:
     counts: list[Any] = [(count, "max_outputs must be a number >= 1, got") for count in (0, -1, 1.5)]
     check_refused(lambda count: rd.summary.image("x", torch.zeros(1, 1, 2, 2), max_outputs=count), counts)
     check_refused(lambda count: rd.summary.audio("x", torch.zeros(1, 2, 1), 8000, max_outputs=count), counts)
-    images = [
-        (torch.full((1, 1, 2, 2), 255.0), "image 'x' must be uint8, or float in"),
-        (torch.zeros(1, 28, 28), "image 'x' must have the dimensions NCHW"),
-    ]
-    check_refused(lambda data: rd.summary.image("x", data), images)
-
-
-def test_a_png_holds_the_pixels() -> None:
-    for channels in range(1, 5):
-        picture = np.random.default_rng(0).integers(0, 256, (5, 7, channels), dtype=np.uint8)
-        decoded = np.asarray(Image.open(io.BytesIO(encode_png(picture))))
-        assert (decoded.reshape(picture.shape) == picture).all(), channels
 
 
 def test_dimensions_may_be_in_any_order_and_floats_are_scaled() -> None:

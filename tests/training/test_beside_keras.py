@@ -21,33 +21,11 @@ from torch import nn
 from torchmetrics import MeanAbsoluteError
 
 import raydist as rd
-from tests.training.beside_keras.record import arrays, plain, settings_of
+from tests.training.beside_keras.record import arrays, run
 
 HERE = Path(__file__).parent / "beside_keras"
 PROGRAMS = {each["name"]: each for each in json.loads((HERE / "programs.json").read_text())}
 RECORDED = {each["name"]: each for each in json.loads((HERE / "recorded.json").read_text())}
-
-
-class Recorder(rd.Callback):
-    """Writes down hooks, indices and logs as `record.py` does."""
-
-    def __init__(self, stop_at: Any) -> None:
-        self.calls: list[Any] = []
-        self._stop_at = stop_at
-
-    def note(self, hook: str, *args: Any) -> None:
-        index, logs = (None, *args)[-2:]
-        self.calls.append([hook, index, {} if hook.startswith("on_predict") else plain(logs)])
-        if self._stop_at == [hook.split("_")[-2], index] and hook in ("on_train_batch_end", "on_epoch_end"):
-            self.model.stop_training = True
-
-
-def recorder(stop_at: Any) -> Recorder:
-    seen = Recorder(stop_at)
-    for name in dir(rd.Callback):
-        if name.startswith("on_") and name not in ("on_batch_begin", "on_batch_end"):
-            setattr(seen, name, lambda *args, hook=name: seen.note(hook, *args))
-    return seen
 
 
 def model_of(program: dict[str, Any]) -> rd.Model:
@@ -65,36 +43,11 @@ def model_of(program: dict[str, Any]) -> rd.Model:
     return model
 
 
-def data_of(program: dict[str, Any], rows: int, *, weighted: bool = False) -> rd.Dataset:
-    weights = (np.linspace(0.5, 2.0, rows),) if weighted else ()
-    parts = (*arrays(rows, program), *weights)
-    return rd.Dataset.from_tensor_slices(parts).batch(program.get("batch_size", 32))
+def run_here(program: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def weights_of(model: rd.Model) -> list[float]:
+        return [float(value) for value in next(model.parameters()).detach().reshape(-1)]
 
-
-def run(program: dict[str, Any], folder: Path) -> dict[str, Any]:
-    model, seen = model_of(program), recorder(program.get("stop_at"))
-    given = [getattr(rd, name)(**settings) for name, settings in program.get("callbacks", [])]
-    if rates := program.get("schedule"):
-        given.append(rd.LearningRateScheduler(lambda epoch, _: rates[epoch]))
-    if program.get("csv"):
-        given.append(rd.CSVLogger(folder / "log.csv"))
-    settings = settings_of(program)
-    data = data_of(program, program["rows"], weighted="sample_weight" in program)
-    held_out = data_of(program, program["held_out"]) if "held_out" in program else None
-    history = model.fit(data, validation_data=held_out, callbacks=[*given, seen], verbose=False, **settings)
-    if "evaluate" in program.get("then", ()):
-        model.evaluate(data, callbacks=[seen], verbose=False)
-    if "predict" in program.get("then", ()):
-        model.predict(data, callbacks=[seen], verbose=False)
-    weights = [float(value) for value in next(model.parameters()).detach().reshape(-1)]
-    return {
-        "name": program["name"],
-        "calls": seen.calls,
-        "history": {name: [plain({"": one})[""] for one in values] for name, values in history.history.items()},
-        "epochs": history.epoch,
-        "weights": [value if math.isfinite(value) else str(value) for value in weights],
-        "csv": (folder / "log.csv").read_text() if program.get("csv") else None,
-    }
+    return run(program, str(folder), model_of(program), rd, rd.Dataset.from_tensor_slices, weights_of)
 
 
 def close(found: Any, expected: Any) -> bool:
@@ -149,7 +102,7 @@ DIFFERENCES: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_fit_does_what_keras_does(name: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The dataset ran out of batches")
-        found = run(PROGRAMS[name], tmp_path)
+        found = run_here(PROGRAMS[name], tmp_path)
     expected = copy.deepcopy(RECORDED[name])
     if change := DIFFERENCES.get(name):
         change(expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, Multicl
 from torchmetrics.wrappers import ClasswiseWrapper
 
 import raydist as rd
-from raydist.training.elements import ClassWeights, Example, apply_module, forward, unpack
+from raydist.training.elements import ClassWeights, Example, forward, unpack
 from raydist.training.sidecar_evaluator import Evaluated
 from raydist.training.steps import guessing
 from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
@@ -57,22 +57,6 @@ def test_compiling_again_replaces_everything() -> None:
     history = model.fit(data, verbose=False)
     assert history.history["loss"] == [1.0]
     assert net.weight.item() == 0.0
-
-
-def test_names_stand_for_torchs_classes() -> None:
-    net, reference = small_net(), small_net()
-    history = compiled(net, optimizer="adamw", loss="mse").fit(regression(9, 4), epochs=2, verbose=False)
-    own = compiled(reference, optimizer=torch.optim.AdamW(reference.parameters()))
-    assert history.history == own.fit(regression(9, 4), epochs=2, verbose=False).history
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True))
-
-
-def test_the_optimizer_can_be_reached() -> None:
-    model = compiled(small_net(), optimizer="sgd")
-    model.optimizer.param_groups[0]["lr"] = 0.0
-    before = [value.clone() for value in model.parameters()]
-    model.fit(regression(4, 4), verbose=False)
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_what_is_written_here_alone_is_not_at_a_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,31 +101,10 @@ def test_metrics_have_names_and_are_read() -> None:
     assert guessing(metrics) == {"auroc": False, "classes": False, "ignores": True}
 
 
-class Pair(NamedTuple):
-    a: Any
-    b: Any
-
-
 def test_unpack_refuses_other_elements() -> None:
     cases = {"a single int": 5, "a tuple of 1": (1,), "a tuple of 4": (1, 2, 3, 4), "a dict": {"x": 1}}
     told = r"\(x, y\) or \(x, y, sample_weight\), got {}.* dataset\.map"
     check_refused(unpack, [(element, told.format(got)) for got, element in cases.items()], rd.SpecError)
-
-
-class Echo(nn.Module):
-    def forward(self, *args: Any) -> tuple[Any, ...]:
-        return args
-
-
-def test_a_plain_tuple_is_unpacked_into_arguments() -> None:
-    cases: list[tuple[Any, Any]] = [
-        ((1, 2), (1, 2)),
-        ({"a": 1}, ({"a": 1},)),
-        (Pair(1, 2), (Pair(1, 2),)),
-        (torch.ones(()), (1,)),
-    ]
-    for x, args in cases:
-        assert apply_module(Echo(), x) == args
 
 
 def test_rows_weigh_by_their_class() -> None:

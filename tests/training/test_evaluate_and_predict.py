@@ -14,7 +14,7 @@ from torch import nn
 from torchmetrics import MeanSquaredError
 
 import raydist as rd
-from raydist.training.passes import Executions, in_evaluation_mode
+from raydist.training.passes import in_evaluation_mode
 from tests.refused import check_refused
 from tests.returned_classes import Cache, ModelOutput
 from tests.training.toys import column, compiled, line, regression, small_net
@@ -136,36 +136,3 @@ def test_steps_end_a_pass() -> None:
         assert [warning.filename for warning in caught] == [__file__]
         with pytest.raises(rd.InvalidArgumentError, match="steps must be >= 1, got 0"):
             model.evaluate(regression(20, 4), steps=0, verbose=False)
-
-
-def test_arrays_are_evaluated_in_their_order() -> None:
-    x, y = column([1] * 5), column([1, 2, 3, 4, 5])
-    model = compiled(line())
-    assert model.evaluate(x, y, batch_size=2, steps=1, verbose=False) == {"loss": pytest.approx(2.5)}
-    assert model.evaluate(x, y, verbose=False) == {"loss": pytest.approx(11.0)}
-    assert compiled(small_net()).evaluate(dataset=regression(4, 2), verbose=False).keys() == {"loss"}
-
-
-def test_executions_end_with_the_data() -> None:
-    cases: list[tuple[int, list[int | None], int, bool, list[int], bool]] = [
-        (3, [None] * 5, 1, True, [1, 1, 1], False),
-        (3, [None] * 5, 1, False, [1, 1, 1], False),
-        (5, [None] * 4, 3, True, [3, 2], False),
-        (5, [None] * 4, 3, False, [3, 2], False),
-        (6, [None] * 4, 3, True, [3, 3], False),
-        (6, [None] * 4, 3, False, [3, 3, 0], False),  # the end is not known beforehand
-        (6, [2, 5, 1], 3, False, [2, 3, 1], True),
-        (3, [None], 1, True, [1], True),
-    ]
-    for case in cases:
-        batches, limits, size, known, done, ready = case
-        seen: list[Any] = []
-        calls = Executions(
-            rd.OneDeviceStrategy("cpu"),
-            seen.append,
-            iter(range(batches)),
-            steps_per_execution=size,
-            num_batches=batches if known else None,
-        )
-        found = [calls.execute(limit) for limit in limits if calls.ready() and calls.ready()]  # which loses no batch
-        assert (found, seen, calls.ready(), calls.ready()) == (done, [*range(sum(done))], ready, ready), case

@@ -152,21 +152,6 @@ def test_what_fit_refuses() -> None:
     assert len(compiled(small_net()).fit(dataset=regression(4, 4), epochs=2, verbose=False).epoch) == 2
 
 
-def test_an_error_in_the_step_keeps_its_type_and_fit_can_be_called_again() -> None:
-    errors = [ZeroDivisionError("in the loss")]
-
-    def loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if errors:
-            raise errors.pop()
-        return nn.functional.mse_loss(prediction, target)
-
-    model = compiled(line(), loss=loss)
-    data = rd.Dataset.from_tensor_slices((column([1]), column([2]))).batch(1)
-    with pytest.raises(ZeroDivisionError, match="in the loss"):
-        model.fit(data, verbose=False)
-    assert len(model.fit(data, verbose=False).epoch) == 1
-
-
 def test_validation_steps_end_a_validation() -> None:
     model = compiled(line())
     held_out = (column([0] * 4), column([1, 1, 3, 3]))
@@ -245,13 +230,6 @@ def test_a_shuffle_is_new_in_every_epoch_and_follows_torchs_seed() -> None:
     assert first != rows_of(given(X, Y))
     assert epochs() == [first, second]
     assert rows_of(given(X, Y, shuffle=True)) not in (first, second)
-
-
-def test_a_dataset_is_taken_as_it_is_by_either_name() -> None:
-    data = one_device().distribute_dataset(regression(5, 2))
-    assert given(data) is data
-    assert given(None, dataset=data, shuffle=True) is data
-    assert given(regression(5, 2)).cardinality() == 3
 
 
 def test_arguments_that_do_not_go_together_say_what_to_write() -> None:

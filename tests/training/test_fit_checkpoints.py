@@ -20,6 +20,7 @@ from tests.training.toys import At, Recorder, compiled, interrupt, regression, r
 
 EPOCHS, BATCHES = 3, 5
 Kept = Callable[[rd.Model, Path], Any]
+Found = tuple[dict[str, list[Any]], list[torch.Tensor], bool]
 
 
 def noisy(x: Any, y: Any, *, rng: np.random.Generator) -> Any:
@@ -27,9 +28,14 @@ def noisy(x: Any, y: Any, *, rng: np.random.Generator) -> Any:
 
 
 def program(
-    folder: Path, *callbacks: rd.Callback, strategy: rd.Strategy | None = None, kept: Kept | None = None, **more: Any
-) -> tuple[dict[str, list[Any]], list[torch.Tensor]]:
-    """A training with everything random in it; its history and its weights."""
+    folder: Path,
+    *callbacks: rd.Callback,
+    strategy: rd.Strategy | None = None,
+    kept: Kept | None = None,
+    counted: bool = True,
+    **more: Any,
+) -> Found:
+    """A training with everything random in it; its history, its weights, and whether it was stopped."""
     torch.manual_seed(3)
     with (strategy or rd.OneDeviceStrategy("cpu")).scope():
         net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 1)).double()
@@ -43,18 +49,13 @@ def program(
             **settings,
         )
     options = rd.Options(seed=5)
-    rows = (
-        rd.Dataset.from_tensor_slices(regression_arrays(more.pop("rows", 18)))
-        .shuffle(7)
-        .map(noisy)
-        .batch(4)
-        .with_options(options)
-    )
+    rows = rd.Dataset.from_tensor_slices(regression_arrays(more.pop("rows", 18))).shuffle(7).map(noisy)
+    rows = rows if counted else rows.filter(lambda x, y: True)
     stop = rd.EarlyStopping("val_loss", patience=5, restore_best_weights=True)
     checkpoint = (kept or every_batch)(model, folder)
     with checkpoint if isinstance(checkpoint, rd.CheckpointManager) else contextlib.nullcontext():
         history = model.fit(
-            rows,
+            rows.batch(4).with_options(options),
             epochs=EPOCHS,
             validation_data=regression(6, 4),
             callbacks=[stop, rd.CSVLogger(folder / "log.csv"), *callbacks],
@@ -62,8 +63,8 @@ def program(
             checkpoint=checkpoint,
             **more,
         )
-    assert len((folder / "log.csv").read_text().splitlines()) == 1 + EPOCHS
-    return history.history, [parameter.detach().clone() for parameter in net.parameters()]
+    assert len((folder / "log.csv").read_text().splitlines()) == 1 + len(history.history["loss"])
+    return history.history, [parameter.detach().clone() for parameter in net.parameters()], model.stop_training
 
 
 def every_batch(model: rd.Model, folder: Path) -> rd.CheckpointManager:
@@ -75,17 +76,17 @@ def every_epoch(model: rd.Model, folder: Path) -> Path:
     return folder / "kept"
 
 
-def interrupted(folder: Path, hook: str, times: int, **more: Any) -> tuple[dict[str, list[Any]], list[torch.Tensor]]:
+def interrupted(folder: Path, hook: str, times: int, **more: Any) -> Found:
     """The program after it was ended once, and run again."""
     with pytest.raises(KeyboardInterrupt):
         program(folder, At(hook, times, interrupt), **more)
     return program(folder, **more)
 
 
-def require_same(found: Any, expected: Any) -> None:
+def require_same(found: Found, expected: Found) -> None:
     assert found[0] == expected[0]
     assert all(map(torch.equal, found[1], expected[1]))
-    assert found[2:] == expected[2:]
+    assert found[2] == expected[2]
 
 
 @pytest.fixture(scope="module")
@@ -260,22 +261,6 @@ def test_callbacks_take_the_state_of_their_like() -> None:
         FitState().load_state_dict({"version": 2})
 
 
-def test_a_validation_that_is_interrupted_begins_anew() -> None:
-    held_out = rd.OneDeviceStrategy("cpu").distribute_dataset(regression(8, 4))
-    state = FitState([], held_out)
-    state.end_training({"loss": 0.5})
-    iterator = iter(held_out)
-    next(iterator)
-    saved = state.state_dict()
-    assert saved["held_out"]["epochs"] == 0
-    state.end_epoch({"loss": 0.5})
-    for _ in iterator:
-        pass
-    assert state.state_dict()["held_out"]["epochs"] == 1
-    FitState([], held_out).load_state_dict(saved)
-    assert len(list(held_out)) == 2
-
-
 def test_an_epoch_that_was_not_validated_has_no_part_in_the_best(tmp_path: Path) -> None:
     checkpoint = rd.Checkpoint(progress=rd.State())
     with rd.CheckpointManager(checkpoint, tmp_path, None, best=("val_loss", "min")) as manager:
@@ -291,69 +276,45 @@ def test_an_epoch_that_was_not_validated_has_no_part_in_the_best(tmp_path: Path)
 FEW = 4
 
 
-def batches(*, counted: bool = True) -> rd.Dataset:
-    rows = rd.Dataset.from_tensor_slices(regression_arrays(4 * FEW)).shuffle(7, seed=3).map(noisy, seed=4)
-    return (rows if counted else rows.filter(lambda x, y: True)).batch(4)
+def batches() -> rd.Dataset:
+    rows = rd.Dataset.from_tensor_slices(regression_arrays(4 * FEW))
+    return rows.shuffle(7, seed=3).map(noisy, seed=4).batch(4)
 
 
-Found = tuple[dict[str, list[Any]], torch.Tensor, bool]
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """The uninterrupted program on fewer rows."""
+    return program(tmp_path_factory.mktemp("few"), rows=4 * FEW)
 
 
-def train(
-    folder: Path, *callbacks: rd.Callback, every: int | None = None, size: int = 1, rows: Any = None, **more: Any
-) -> Found:
-    """A `fit` of 3 epochs, kept after each or after every so many batches."""
-    torch.manual_seed(3)
-    with rd.OneDeviceStrategy("cpu").scope():
-        net = nn.Linear(3, 1).double()
-        model = rd.Model(net)
-        model.compile(torch.optim.Adam(net.parameters(), lr=0.05), "mse", steps_per_execution=size)
-    checkpoint = rd.Checkpoint(**model.checkpoint_objects())
-    with rd.CheckpointManager(checkpoint, folder, 3, checkpoint_interval=every) as manager:
-        kept: Any = folder if every is None else manager
-        fitted = model.fit(
-            batches() if rows is None else rows,
-            epochs=3,
-            validation_data=regression(6, 4),
-            callbacks=callbacks,
-            verbose=False,
-            checkpoint=kept,
-            **more,
-        )
-    return fitted.history, net.weight.detach().clone(), model.stop_training
-
-
-def test_executions_that_fit_an_epoch_leave_nothing_of_it(tmp_path: Path) -> None:
+def test_executions_that_fit_an_epoch_leave_nothing_of_it(tmp_path: Path, few: Found) -> None:
     """Replicas that loop do not see the end of the data then; the next epoch is a whole one all the same."""
-    whole = train(tmp_path / "whole", size=FEW)
+    settings: dict[str, Any] = {"kept": every_epoch, "rows": 4 * FEW, "steps_per_execution": FEW}
     for hook in ("on_train_batch_end", "on_epoch_begin"):
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / hook, At(hook, 2, interrupt), size=FEW)
-        require_same(train(tmp_path / hook, size=FEW), whole)
+        require_same(interrupted(tmp_path / hook, hook, 2, **settings), few)
 
 
-def test_a_pass_whose_end_was_seen_before_the_checkpoint_is_over(tmp_path: Path) -> None:
+def test_a_pass_whose_end_was_seen_before_the_checkpoint_is_over(tmp_path: Path, few: Found) -> None:
     cases = [
         (3, True, "on_test_begin"),
         (3, False, "on_epoch_end"),
         (5, True, "on_epoch_end"),
         (5, False, "on_test_begin"),
     ]
-    for number, (size, counted, hook) in enumerate(cases):  # executions of three batches do not fit the epoch's four
-        whole = train(tmp_path / f"whole-{number}", rows=batches(counted=counted), size=size, every=1)
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / f"{number}", At(hook, 1, interrupt), rows=batches(counted=counted), size=size, every=1)
-        require_same(train(tmp_path / f"{number}", rows=batches(counted=counted), size=size, every=1), whole)
+    for size, counted, hook in cases:  # executions of three batches do not fit the epoch's four
+        settings: dict[str, Any] = {"rows": 4 * FEW, "steps_per_execution": size, "counted": counted}
+        require_same(interrupted(tmp_path / f"{size}-{counted}", hook, 1, **settings), few)
 
 
 @pytest.mark.filterwarnings("ignore:The dataset ran out of batches")
 @pytest.mark.filterwarnings("ignore:fit has nothing to train")
 def test_training_that_ran_out_of_data_stays_ended(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", steps_per_epoch=FEW + 1)
+    settings: dict[str, Any] = {"kept": every_epoch, "rows": 4 * FEW, "steps_per_epoch": FEW + 1}
+    whole = program(tmp_path / "whole", **settings)
     for hook in ("on_test_batch_begin", "on_train_end"):
         with pytest.raises(rd.Preempted):
-            train(tmp_path / hook, At(hook, 1, terminate), steps_per_epoch=FEW + 1)
-        require_same(train(tmp_path / hook, steps_per_epoch=FEW + 1), whole)
+            program(tmp_path / hook, At(hook, 1, terminate), **settings)
+        require_same(program(tmp_path / hook, **settings), whole)
 
 
 def test_a_save_before_a_batch_is_followed_by_that_batch(tmp_path: Path) -> None:
@@ -389,10 +350,3 @@ def test_what_is_saved_behind_a_fit_is_found_by_the_next(tmp_path: Path) -> None
     assert program(1) == [[0]]
     assert program(1, 2) == [[0], [0, 1]]  # the model is held by the second one, too
     assert program(3) == [[0, 1, 2]]
-
-
-@pytest.mark.filterwarnings("ignore:fit has nothing to train")
-def test_a_notice_behind_the_last_step_leaves_a_checkpoint_of_the_whole_fit(tmp_path: Path) -> None:
-    with pytest.raises(rd.Preempted):
-        train(tmp_path, At("on_train_end", 1, terminate), every=1)
-    assert len(train(tmp_path, every=1)[0]["loss"]) == 3

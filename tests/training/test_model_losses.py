@@ -17,7 +17,7 @@ import raydist as rd
 from tests.refused import check_refused
 from tests.returned_classes import Cache, ModelOutput
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 VOCABULARY, LENGTH, ROWS, BATCH = 11, 6, 14, 4
 
@@ -169,11 +169,6 @@ def built(strategy: rd.Strategy, make: Callable[[], nn.Module], **settings: Any)
         metrics = settings.pop("metrics", tuple)()
         model.compile(optimizer, "model", metrics, **settings)
     return model
-
-
-@pytest.fixture(params=["one", "three"])
-def strategy(request: pytest.FixtureRequest, mirrored: Callable[[int], rd.Strategy]) -> rd.Strategy:
-    return rd.OneDeviceStrategy("cpu") if request.param == "one" else mirrored(3)
 
 
 def test_parameters_and_losses_are_those_of_whole_batches(strategy: rd.Strategy) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +175,6 @@ def built(strategy: rd.Strategy, **settings: Any) -> rd.Model:
     return model
 
 
-@pytest.fixture(params=["one", "three"])
-def strategy(request: pytest.FixtureRequest, mirrored: Callable[[int], rd.Strategy]) -> rd.Strategy:
-    return rd.OneDeviceStrategy("cpu") if request.param == "one" else mirrored(3)
-
-
-@pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_steps_and_scales_are_those_of_a_bare_loop(strategy: rd.Strategy) -> None:
     for case in ((None, 1, 1), (0.5, 2, 1), (0.5, 1, 2), (None, 2, 2)):

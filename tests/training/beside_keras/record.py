@@ -13,6 +13,7 @@ import json
 import math
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,8 @@ def plain(logs: Any) -> dict[str, Any]:
     return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
 
 
-def recorder(keras: Any, stop_at: Any) -> Any:
-    """A callback that writes down hooks, indices and logs, and stops where it is told to."""
-    seen = keras.callbacks.Callback()
+def recorder(seen: Any, stop_at: Any) -> Any:
+    """Make a callback write down hooks, indices and logs, and stop where it is told to."""
     seen.calls = []
 
     def note(hook: str, index: int | None, logs: Any) -> None:
@@ -53,8 +53,9 @@ def recorder(keras: Any, stop_at: Any) -> Any:
     return seen
 
 
-def model_of(keras: Any, program: dict[str, Any]) -> Any:
+def keras_model(program: dict[str, Any]) -> Any:
     """y = w x, or two classes by it."""
+    keras = importlib.import_module("keras")
     classes = program.get("classes")
     layer = keras.layers.Dense(2 if classes else 1, use_bias=False)
     model = keras.Sequential([keras.Input((1,)), layer])
@@ -66,21 +67,19 @@ def model_of(keras: Any, program: dict[str, Any]) -> Any:
     return model
 
 
-def data_of(program: dict[str, Any], rows: int, *, weighted: bool = False) -> Any:
+def data_of(slices: Callable[[Any], Any], program: dict[str, Any], rows: int, *, weighted: bool = False) -> Any:
     """Batches."""
-    tf: Any = importlib.import_module("tensorflow")
     weights = (np.linspace(0.5, 2.0, rows),) if weighted else ()
-    parts = (*arrays(rows, program), *weights)
-    return tf.data.Dataset.from_tensor_slices(parts).batch(program.get("batch_size", 32))
+    return slices((*arrays(rows, program), *weights)).batch(program.get("batch_size", 32))
 
 
-def callbacks_of(keras: Any, program: dict[str, Any], folder: str) -> list[Any]:
+def callbacks_of(callbacks: Any, program: dict[str, Any], folder: str) -> list[Any]:
     """Those of the program, but for the one that writes down."""
-    given = [getattr(keras.callbacks, name)(**settings) for name, settings in program.get("callbacks", [])]
+    given = [getattr(callbacks, name)(**settings) for name, settings in program.get("callbacks", [])]
     if rates := program.get("schedule"):
-        given.append(keras.callbacks.LearningRateScheduler(lambda epoch, _: rates[epoch]))
+        given.append(callbacks.LearningRateScheduler(lambda epoch, _: rates[epoch]))
     if program.get("csv"):
-        given.append(keras.callbacks.CSVLogger(f"{folder}/log.csv"))
+        given.append(callbacks.CSVLogger(f"{folder}/log.csv"))
     return given
 
 
@@ -93,36 +92,54 @@ def settings_of(program: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def run(keras: Any, program: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Run one program; return its hooks, logs and weights."""
-    model, seen = model_of(keras, program), recorder(keras, program.get("stop_at"))
-    data = data_of(program, program["rows"], weighted="sample_weight" in program)
-    held_out = data_of(program, program["held_out"]) if "held_out" in program else None
-    given = [*callbacks_of(keras, program, folder), seen]
-    history = model.fit(data, validation_data=held_out, callbacks=given, verbose=0, **settings_of(program))
+def run(
+    program: dict[str, Any],
+    folder: str,
+    model: Any,
+    callbacks: Any,
+    slices: Callable[[Any], Any],
+    weights_of: Callable[[Any], list[float]],
+) -> dict[str, Any]:
+    """Run one program with a model; return its hooks, logs and weights.
+
+    `callbacks` has the classes of callbacks, and `slices` makes a dataset of arrays.
+    """
+    seen = recorder(callbacks.Callback(), program.get("stop_at"))
+    data = data_of(slices, program, program["rows"], weighted="sample_weight" in program)
+    held_out = data_of(slices, program, program["held_out"]) if "held_out" in program else None
+    given = [*callbacks_of(callbacks, program, folder), seen]
+    history = model.fit(data, validation_data=held_out, callbacks=given, verbose=False, **settings_of(program))
     if "evaluate" in program.get("then", ()):
-        model.evaluate(data, callbacks=[seen], verbose=0)
+        model.evaluate(data, callbacks=[seen], verbose=False)
     if "predict" in program.get("then", ()):
-        model.predict(data.map(lambda x, _: x), callbacks=[seen], verbose=0)
+        model.predict(data.map(lambda x, _: x), callbacks=[seen], verbose=False)
     return {
         "name": program["name"],
         "calls": seen.calls,
         "history": {name: [plain({"": one})[""] for one in values] for name, values in history.history.items()},
         "epochs": history.epoch,
-        "weights": [value if math.isfinite(value) else str(value) for value in model.get_weights()[0][0].tolist()],
+        "weights": [value if math.isfinite(value) else str(value) for value in weights_of(model)],
         "csv": Path(folder, "log.csv").read_text() if program.get("csv") else None,
     }
+
+
+def keras_weights(model: Any) -> list[float]:
+    """The one row of weights."""
+    weights: list[float] = model.get_weights()[0][0].tolist()
+    return weights
 
 
 def main() -> None:
     """Record all."""
     keras = importlib.import_module("keras")
     keras.backend.set_floatx("float64")
+    slices = importlib.import_module("tensorflow").data.Dataset.from_tensor_slices
     recorded = []
     for program in json.loads((HERE / "programs.json").read_text()):
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            recorded.append(run(keras, program, folder))
+            model = keras_model(program)
+            recorded.append(run(program, folder, model, keras.callbacks, slices, keras_weights))
     lines = ",\n".join(json.dumps(one) for one in recorded)
     (HERE / "recorded.json").write_text(f"[\n{lines}\n]\n")
 

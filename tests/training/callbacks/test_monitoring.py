@@ -177,23 +177,6 @@ def test_auto_asks_the_metric() -> None:
     assert Monitor("val_odd", "max").direction(lambda: METRICS) == "max"
 
 
-def test_better_is_better_by_more_than_min_delta() -> None:
-    cases: list[tuple[Any, float, float, bool]] = [
-        ("min", 0.0, 0.9, True),
-        ("min", 0.0, 1.0, False),
-        ("min", 0.2, 0.9, False),
-        ("max", 0.0, 1.1, True),
-        ("max", 0.2, 1.1, False),
-        ("max", 0.0, float("nan"), False),
-        ("min", 0.0, float("nan"), False),
-    ]
-    for mode, delta, value, expected in cases:
-        monitor = Monitor("loss", mode, delta)
-        assert monitor.improves(value, dict) is (value == value)  # the first number is better than none
-        monitor.best = 1.0
-        assert monitor.improves(value, dict) is expected, (mode, delta, value)
-
-
 def test_a_value_must_be_one_number() -> None:
     monitor = Monitor("map", owner="EarlyStopping")
     assert monitor.value({"map": torch.tensor([2.5])}) == 2.5

@@ -107,11 +107,3 @@ def shown(folder: Path, parameters: ShownParameters, module: torch.nn.Module, *,
         for epoch in range(epochs):
             with writer.as_default(epoch):
                 parameters.show(module, epoch)
-
-
-def test_histograms_and_pictures_come_every_so_many_epochs(tmp_path: Path) -> None:
-    shown(tmp_path, ShownParameters(histogram_freq=2, write_images=True), torch.nn.Linear(3, 2), epochs=4)
-    found = curves(tmp_path)
-    assert found.names("histograms") == {"weight/histogram", "bias/histogram"}
-    assert [event.step for event in found.accumulator.Histograms("weight/histogram")] == [0, 2]
-    assert found.names("images") == {"weight/image"}, "a bias has one dimension"
