@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from tests.resuming.lives import is_readable
+from tests.resuming.lives import Lines
 
 __all__ = ["Attacker", "Report"]
 
@@ -52,7 +52,6 @@ class Attacker:
         self._folder = folder
         self._starts = 0
         self._child: subprocess.Popen[str] | None = None
-        self._read = b""  # of the lines that follow
 
     def attack(self, name: str, count: int) -> Report:
         """Copies 0 .. `count` - 1 of a case."""
@@ -72,8 +71,8 @@ class Attacker:
         child.stdin.flush()
         at, left, outcome = -1, _START_S, "crash"
         try:
-            while line := self._next_line(child, left):
-                if line == "end\n":
+            while line := self._lines.next(left):
+                if line == "end":
                     return end
                 if line.startswith("begin "):
                     at, left = int(line.split()[1]), _STEP_S
@@ -106,21 +105,9 @@ class Attacker:
                 cwd=_ROOT,
                 env=_environment(),
             )
-        self._child, self._read = child, b""
-        return child
-
-    def _next_line(self, child: subprocess.Popen[str], left: float) -> str:
-        """The next line; empty at the end. Without a thread, which would outlive the test."""
         assert child.stdout is not None
-        while b"\n" not in self._read:
-            if not is_readable(child.stdout, left):
-                raise TimeoutError(f"nothing for {left} s")
-            more = os.read(child.stdout.fileno(), 1 << 16)
-            if not more:
-                return ""
-            self._read += more
-        line, _, self._read = self._read.partition(b"\n")
-        return line.decode() + "\n"
+        self._child, self._lines = child, Lines(child.stdout)
+        return child
 
     def close(self) -> int:
         """End the process; its exit code. May be called twice."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -139,30 +139,18 @@ def state_digest(state: Any) -> str:
     >>> state_digest(one) == state_digest(other), state_digest(one) == state_digest({"a": torch.ones(2), "b": [1.0]})
     (True, False)
     """
-    digest = hashlib.sha256()
-    for part in _parts(state):
-        digest.update(b"%d:" % len(part))
-        digest.update(part)
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_plain(state), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _parts(state: Any) -> Iterator[bytes]:
-    """Yield kind, size and content of each value."""
+def _plain(state: Any) -> Any:
+    """Return kind and content of each value."""
     if isinstance(state, torch.Tensor):
-        yield from _parts(state.detach().numpy())
-    elif isinstance(state, np.ndarray | np.generic):
-        array = np.asarray(state)
-        yield f"array {array.dtype.str} {array.shape}".encode()
-        yield array.tobytes()
-    elif isinstance(state, Mapping):
-        yield f"dict {len(state)}".encode()
-        for key in sorted(state, key=repr):
-            yield repr(key).encode()
-            yield from _parts(state[key])
-    elif isinstance(state, list | tuple):
-        yield f"{type(state).__name__} {len(state)}".encode()
-        for each in state:
-            yield from _parts(each)
-    else:
-        assert state is None or isinstance(state, bool | int | float | str | bytes), state
-        yield f"{type(state).__name__} {state!r}".encode()
+        return _plain(state.detach().numpy())
+    if isinstance(state, np.ndarray | np.generic):
+        return ["array", state.dtype.str, state.shape, state.tobytes().hex()]
+    if isinstance(state, Mapping):
+        return {repr(key): _plain(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [type(state).__name__, *map(_plain, state)]
+    assert state is None or isinstance(state, bool | int | float | str | bytes), state
+    return f"{type(state).__name__} {state!r}"

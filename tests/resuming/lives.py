@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, final
 
-__all__ = ["Life", "Lives", "TrialProgram", "forked_lives", "fresh_life", "is_readable"]
+__all__ = ["Life", "Lines", "Lives", "TrialProgram", "forked_lives", "fresh_life", "is_readable"]
 
 
 class _HasFileNumber(Protocol):
@@ -26,6 +26,27 @@ def is_readable(file: int | _HasFileNumber, wait_s: float) -> bool:
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(max(0.0, wait_s) * 1000))
+
+
+@final
+class Lines:
+    """Lines that another process writes, read without a thread, which would outlive the test."""
+
+    def __init__(self, file: _HasFileNumber) -> None:
+        self._file = file.fileno()
+        self._read = b""
+
+    def next(self, wait_s: float) -> str:
+        """Return the next line, "" at the end. Raise TimeoutError if nothing comes for so long."""
+        while b"\n" not in self._read:
+            if not is_readable(self._file, wait_s):
+                raise TimeoutError(f"nothing for {wait_s} s")
+            more = os.read(self._file, 1 << 16)
+            if not more:
+                return ""
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
+        return line.decode()
 
 
 _ROOT = Path(__file__).parents[2]
@@ -107,26 +128,25 @@ def forked_lives(modules: Sequence[str] = ()) -> Iterator[Lives]:
         stdout=subprocess.PIPE,
         env=_environment(_OF_FORKS),
     ) as zygote:
-        said = b""
+        asked, said = zygote.stdin, zygote.stdout
+        assert asked is not None
+        assert said is not None
+        lines = Lines(said)
 
         def answer(wait_s: float) -> int | None:
             """Return the next number that the zygote writes; None if it writes nothing for so long."""
-            nonlocal said
-            assert zygote.stdout is not None
-            while b"\n" not in said:
-                if not is_readable(zygote.stdout, wait_s):
-                    return None
-                more = os.read(zygote.stdout.fileno(), 1024)
-                assert more, f"the process that forks ended with code {zygote.wait()}"
-                said += more
-            line, _, said = said.partition(b"\n")
+            try:
+                line = lines.next(wait_s)
+            except TimeoutError:
+                return None
+            assert line, f"the process that forks ended with code {zygote.wait()}"
             return int(line)
 
         def begin(program: TrialProgram, environment: Mapping[str, str], log: Path) -> Life:
             wanted = (str(program.script), program.arguments, dict(environment), str(log))
             assert zygote.stdin is not None
-            zygote.stdin.write(f"{json.dumps(wanted)}\n".encode())
-            zygote.stdin.flush()
+            asked.write(f"{json.dumps(wanted)}\n".encode())
+            asked.flush()
             pid = answer(_START_S)
             assert pid is not None, f"a fork must begin within {_START_S} s"
             return Life(pid, answer)
