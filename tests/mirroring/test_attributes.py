@@ -279,16 +279,6 @@ def test_state_written_without_a_version_count(trained: Trained) -> None:
     assert mirror.bytes_of_last["writes"] == 0
 
 
-def test_load_state_dict_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
-    with mirror.scope():
-        optimizer = torch.optim.Adam(layer.parameters(), lr=1.0)
-    layer(torch.ones(2)).sum().backward()
-    optimizer.step()
-    optimizer.load_state_dict(optimizer.state_dict())
-    counts = mirror.run(lambda: (optimizer.state[layer.weight]["step"].item(), len(optimizer.state)))
-    assert counts == [(1.0, 1)] * 2
-
-
 def test_write_through_a_kept_reference_is_refused(trained: Trained) -> None:
     mirror, layer, optimizer, step = trained
     momentum = optimizer.state[layer.weight]["momentum_buffer"]
@@ -298,13 +288,3 @@ def test_write_through_a_kept_reference_is_refused(trained: Trained) -> None:
         mirror.run(step)
     assert optimizer.state[layer.weight]["momentum_buffer"].tolist() == [[1.5, 1.5]]
     assert mirror.run(step) == [1.75, 1.75]
-
-
-def test_final_state_after_release(trained: Trained) -> None:
-    mirror, layer, optimizer, _ = trained
-    mirror.driver.release()
-    assert optimizer.state[layer.weight]["momentum_buffer"].tolist() == [[1.0, 1.0]]
-    assert layer.weight.tolist() == [[0.0, 1.0]]
-    layer(torch.ones(2)).sum().backward()
-    optimizer.step()
-    assert layer.weight.tolist() == [[-1.5, -0.5]]

@@ -61,27 +61,6 @@ def test_read_on_the_driver(how: str, assigned: float, added: float, mirror: Mir
     assert (type(module.held), module.held.dtype) == (torch.Tensor, torch.float64)
 
 
-def test_values_written_by_the_driver_are_divided_and_read_the_same(mirror: Mirror) -> None:
-    table: list[tuple[str, float, list[float]]] = [
-        ("sum", 8.0, [4.0, 4.0]),
-        ("sum", 7, [4, 3]),
-        ("mean", 8.0, [8.0, 8.0]),
-        ("first", 8.0, [8.0, 8.0]),
-    ]
-    for how, value, expected in table:
-        module = holder(mirror, type(value)(0), aggregation=how)
-        mirror.run(lambda module: module.held.add_(1).sum(), module)
-        module.load_state_dict({"held": torch.tensor(value)})
-        assert mirror.run(lambda module: module.held.item(), module) == expected, (how, value)
-        assert module.held.item() == value, (how, value)
-
-
-def test_the_default_is_the_mean_of_floats_and_the_first_of_the_rest(mirror: Mirror) -> None:
-    floats, count = holder(mirror, [0.0]), holder(mirror, [0])
-    mirror.run(lambda rank: (floats.held.fill_(rank), count.held.fill_(rank + 3)), rank_of(mirror))
-    assert (floats.held.tolist(), count.held.tolist()) == ([0.5], [3])
-
-
 def test_a_later_choice_of_sum_keeps_the_value_also_by_a_path_from_an_outer_module(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1), Holder(aggregation="mean"))

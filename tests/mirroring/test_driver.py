@@ -149,15 +149,6 @@ def on_replica(mirror: Mirror) -> list[object]:
 
 
 @pytest.mark.usefixtures("quick_gc")
-def test_objects_changed_and_then_dropped_are_removed_from_replicas() -> None:
-    mirrors = {change: Mirror() for change in CHANGES}
-    for change, mirror in mirrors.items():
-        run_and_change(mirror, change)
-    gc.collect()
-    assert {name: on_replica(mirror) for name, mirror in mirrors.items()} == dict.fromkeys(mirrors, [])
-
-
-@pytest.mark.usefixtures("quick_gc")
 def test_objects_dropped_while_changes_are_collected_are_removed_with_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

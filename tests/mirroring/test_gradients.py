@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from typing import Any
 
 import pytest
@@ -183,18 +181,6 @@ def test_hook_that_cannot_travel_is_an_error(after_a_step: bool, mirror: Mirror,
         mirror.run(lambda: layer.training)
 
 
-def test_hooks_keep_no_model_alive(mirror: Mirror) -> None:
-    layer = linear(mirror)
-    layer.weight.register_hook(lambda gradient, layer=layer: gradient * layer.out_features)
-    mirror.run(lambda model: model.training, layer)
-    layer.weight.register_hook(lambda gradient, layer=layer: gradient * layer.out_features)
-    mirror.run(lambda model: model.training, layer)
-    reference = weakref.ref(layer)
-    del layer
-    gc.collect()
-    assert reference() is None
-
-
 def test_a_cast_on_the_driver_takes_gradients_along(trained: Trained) -> None:
     mirror, layer, _ = trained
     layer.double()
@@ -218,16 +204,6 @@ def test_sparse_gradients_are_read_and_written(mirror: Mirror) -> None:
     assert gradient.to_dense().tolist() == [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
     table.weight.grad = gradient * 3
     assert mirror.run(lambda: table.weight.grad.to_dense().sum().item()) == [12.0, 12.0]  # type: ignore[union-attr]
-
-
-def test_backward_on_the_driver_reaches_the_replicas(trained: Trained) -> None:
-    mirror, layer, optimizer = trained
-    optimizer.zero_grad()
-    layer(torch.tensor([5.0, 6.0])).sum().backward()
-    assert gradients(mirror, layer) == [[[5.0, 6.0]]] * 2
-    assert "collect_gradients" not in mirror.link.calls
-    optimizer.step()
-    assert mirror.run(lambda: layer.weight.tolist()) == [[[-4.0, -4.0]]] * 2
 
 
 def test_backward_on_the_driver_accumulates(mirror: Mirror, layer: nn.Linear) -> None:

@@ -210,38 +210,6 @@ def test_items_that_the_driver_adds_come_first_once_they_are_sent() -> None:
     assert mirror.driver.save_mode(layer) == "divided"
 
 
-def test_persistent_metrics_in_modules_are_merged() -> None:
-    mirror = Mirror(2)
-    with mirror.scope():
-        model: Any = nn.ModuleDict({"layer": nn.Linear(1, 1), "mean": Listing(), "kept": nn.ModuleList([Listing()])})
-        model["kept"][0].persistent(True)
-    model["kept"][0].seen = [torch.tensor([9.0])]
-
-    def step(rank: int) -> None:
-        model["layer"](torch.ones(1, 1))
-        for metric in (model["mean"], model["kept"][0]):
-            metric.update(torch.tensor(float(rank)), weight=rank + 1)
-            metric.seen.append(torch.tensor([float(rank)]))
-
-    mirror.run(step, rank_of(mirror))
-    assert mirror.driver.save_mode(model) == "whole"
-    found, own, meeting = merged(mirror, {"model": model})
-    assert meeting.num_gathered == 1
-    expected = model.state_dict()
-    assert [key for key in expected if key.startswith("mean")] == []  # as torchmetrics has it
-    assert torch.cat(expected["kept.0.seen"]).tolist() == [9, 0, 1]
-    for each, mine in zip(found, own, strict=True):
-        before = mine["model"].state_dict()
-        with each.shown():
-            state = mine["model"].state_dict()
-        assert state.keys() == expected.keys()
-        assert torch.equal(state["kept.0.mean_value"], expected["kept.0.mean_value"])
-        assert torch.equal(torch.cat(state["kept.0.seen"]), torch.cat(expected["kept.0.seen"]))
-        after = mine["model"].state_dict()
-        assert torch.equal(after["kept.0.mean_value"], before["kept.0.mean_value"])
-        assert len(after["kept.0.seen"]) == len(before["kept.0.seen"])
-
-
 def test_optimizers_with_loaded_states_are_reported_once() -> None:
     mirror = Mirror(1)
     with mirror.scope():

@@ -269,22 +269,6 @@ def test_odd_objects_fail_no_step() -> None:
     assert "changed later" in watch.after_run()
 
 
-def test_arrays_of_every_kind() -> None:
-    arrays: dict[str, Any] = {
-        "dates": np.zeros(2, "M8[s]"),
-        "strided": np.zeros((2, 3))[:, ::2],
-        "scalar": np.array(1.0),
-        "empty": np.zeros(0),
-        "records": np.zeros(2, [("a", int), ("b", "S3")]),
-    }
-    for name, array in arrays.items():
-        captures = ClosureMutationCheck(lambda array=array: array, nobody)
-        assert captures.changed() == "", name
-        if array.size:
-            array[...] = np.full(array.shape, 5).astype(array.dtype) if array.dtype.names is None else (1, b"x")
-            assert "array" in captures.changed(), name
-
-
 def test_replica_zero_reports_once(mirror: Mirror, layer: nn.Linear) -> None:
     losses: list[float] = []
 
@@ -301,19 +285,4 @@ def test_replica_zero_reports_once(mirror: Mirror, layer: nn.Linear) -> None:
     assert [replica.take_remarks() for replica in mirror.replicas] == [(), ()]
     losses.append(0.0)  # another pickle of the same function
     mirror.run(step, PerReplica([1.0, 2.0]))
-    assert mirror.replicas[0].take_remarks() == ()
-
-
-def test_mirrored_objects_may_be_changed(mirror: Mirror) -> None:
-    layer: Any = linear(mirror)
-    layer.count = 0
-    layer.seen = []
-
-    def step() -> None:
-        layer.count += 1
-        layer.seen.append(1)
-        layer.weight.data.add_(1)
-
-    mirror.run(step)
-    assert (layer.count, layer.seen) == (1, [1])
     assert mirror.replicas[0].take_remarks() == ()

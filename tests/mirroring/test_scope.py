@@ -137,16 +137,6 @@ def test_deepcopy_inside_is_mirrored_and_outside_a_plain_snapshot(after_a_step: 
         mirror.run(lambda: snapshot.training)
 
 
-def test_deepcopy_of_model_and_optimizer_together(mirror: Mirror, layer: nn.Linear) -> None:
-    with mirror.scope():
-        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-    mirror.run(lambda: (layer.training, optimizer.param_groups[0]["lr"]))
-    with mirror.scope():
-        layer2, optimizer2 = copy.deepcopy((layer, optimizer))
-    assert optimizer2.param_groups[0]["params"][0] is layer2.weight
-    assert mirror.run(lambda: optimizer2.param_groups[0]["params"][0] is layer2.weight) == [True, True]
-
-
 def test_closed_driver_refuses(mirror: Mirror) -> None:
     mirror.driver.release()
     mirror.driver.release()

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from raydist.core.errors import FailedPreconditionError
-from raydist.mirroring.messages import TensorImage, answer, overwrite
+from raydist.mirroring.messages import TensorImage, answer
 from raydist.mirroring.replica import MirrorReplica
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from tests.mirroring.in_process import Mirror, linear
@@ -105,18 +105,6 @@ def test_aliases_are_known_while_they_live(mirror: Mirror) -> None:
         assert not aliases.exist(layer.weight) or share in untracked, number
 
 
-@pytest.mark.parametrize("share", [lambda weight: weight.data, lambda weight: weight.detach().numpy()])
-def test_an_alias_from_before_the_first_step_is_found(
-    share: Callable[[Any], Any], mirror: Mirror, layer: nn.Linear
-) -> None:
-    alias = share(layer.weight)
-    mirror.run(lambda: layer.training)
-    for value in (5.0, 6.0):
-        alias[...] = value
-        assert mirror.run(lambda: layer.weight.tolist()) == [[[value, value]]] * 2
-    assert layer.weight.tolist() == [[6.0, 6.0]]
-
-
 def test_an_alias_of_memory_assigned_to_a_parameter(mirror: Mirror) -> None:
     layer = mirrored(mirror)
     memory = torch.zeros(1, 2)
@@ -139,23 +127,6 @@ def test_image_is_exact() -> None:
         arrived = pickle.loads(pickle.dumps(TensorImage.of(tensor))).tensor()
         assert torch.equal(arrived.to_dense(), tensor.to_dense())
         assert (arrived.dtype, arrived.layout) == (tensor.dtype, tensor.layout)
-
-
-def test_overwrite_in_place() -> None:
-    parameter = nn.Parameter(torch.zeros(2))
-    address = parameter.data_ptr()
-    overwrite(parameter, torch.ones(2))
-    assert (parameter.tolist(), parameter.data_ptr()) == ([1.0, 1.0], address)
-    overwrite(parameter, torch.ones(3, dtype=torch.float64))
-    assert (parameter.dtype, parameter.shape) == (torch.float64, (3,))
-    assert parameter.requires_grad
-    expanded = torch.ones(1, 2).expand(3, 2)  # gets memory of its own
-    overwrite(expanded, torch.full((3, 2), 2.0))
-    assert expanded.tolist() == [[2.0, 2.0]] * 3
-    of_one = torch.ones(1, 2).expand(1, 2)
-    address = of_one.data_ptr()
-    overwrite(of_one, torch.zeros(1, 2))
-    assert (of_one.tolist(), of_one.data_ptr()) == ([[0.0, 0.0]], address)
 
 
 def test_nothing_else_is_answered() -> None:

@@ -14,9 +14,8 @@ from torch import nn
 
 from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import PerReplica
-from raydist.mirroring.aggregation import average
 from raydist.mirroring.messages import overwrite
-from tests.mirroring.in_process import Mirror, linear, rank_of
+from tests.mirroring.in_process import Mirror, linear
 
 
 def sgd_step(layer: nn.Linear) -> None:
@@ -69,15 +68,6 @@ def test_nothing_is_sent_for_an_unchanged_model_and_one_message_for_a_read(train
     for _ in range(3):
         layer.weight.sum()
     assert mirror.link.calls.count("tensor_images") == 1
-
-
-def test_released_variables_are_plain(trained: Trained) -> None:
-    mirror, layer = trained
-    alias = layer.weight.detach()
-    mirror.driver.release()
-    assert type(layer.weight) is nn.Parameter
-    assert "_raydist_record" not in vars(layer.weight)
-    assert layer.weight.tolist() == alias.tolist() == [[0.0, 1.0]]
 
 
 @pytest.fixture
@@ -186,33 +176,6 @@ def test_nan_does_not_count_as_a_write(mirror: Mirror, layer: nn.Linear) -> None
     mirror.run(lambda: layer.weight.sum().item())
     assert mirror.bytes_of_last["writes"] == 0
     assert view.shape == (1, 2)
-
-
-def test_tied_parameters_stay_tied_and_one_may_be_without_a_module(mirror: Mirror) -> None:
-    with mirror.scope():
-        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        model[1].weight = model[0].weight
-        bias = nn.Parameter(torch.tensor([1.0]))
-    assert mirror.run(lambda: model[0].weight is model[1].weight) == [True, True]
-    assert len(mirror.replicas[0].parameters()) == 3
-    assert model[0].weight is model[1].weight
-    mirror.run(lambda: bias.data.add_(1.0).sum())
-    assert bias.tolist() == [2.0]
-
-
-def test_running_statistics_read_as_the_mean(mirror: Mirror) -> None:
-    with mirror.scope():
-        norm: Any = nn.BatchNorm1d(1, momentum=1.0)
-    mirror.run(lambda rank: norm(torch.tensor([[0.0], [4.0]]) + 2 * rank).sum().item(), rank_of(mirror))
-    assert norm.running_mean.tolist() == [3.0]
-    assert norm.num_batches_tracked.item() == 1
-    mirror.run(lambda: norm.training)
-    assert mirror.bytes_of_last["writes"] == 0  # what was read as a mean is not written back
-    norm.running_mean.fill_(5.0)
-    norm.num_batches_tracked += 3
-    assert mirror.run(lambda: (norm.running_mean.item(), norm.num_batches_tracked.item())) == [(5.0, 4)] * 2
-    value = torch.tensor([0.1], dtype=torch.float64)
-    assert torch.equal(average([value, value, value]), value)  # equal values stay exact
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")

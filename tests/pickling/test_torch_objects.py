@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pickle
 import warnings
-from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
@@ -22,7 +21,6 @@ from raydist.pickling.torch_objects import (
     PackedNumber,
     PackedTensor,
     TensorReducer,
-    by_fields,
     original_of,
     pack_tensor,
     reduce_compiled,
@@ -169,29 +167,9 @@ def test_compiled_module(mirror: Mirror, layer: nn.Linear) -> None:
     assert mirror.run(step, ONES)[1][0] == 0.0
 
 
-def test_compiled_step_is_the_whole_function(mirror: Mirror, layer: nn.Linear) -> None:
-    @torch.compile(backend="eager")
-    def step(x: torch.Tensor) -> Any:
-        return layer(x) + float(layer.training)
-
-    for train in (True, False, True):
-        layer.train(train)
-        assert [value.item() for value in mirror.run(step, ONES)] == [3.0 + train] * 2
-
-
 class Double(nn.Module):
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return weight * 2
-
-
-def test_parametrized_before_the_first_step(mirror: Mirror) -> None:
-    layer: Any = linear(mirror)
-    with mirror.scope():
-        parametrize.register_parametrization(layer, "weight", Double())
-    assert mirror.run(lambda: (layer(torch.ones(2)).item(), parametrize.is_parametrized(layer))) == [(6.0, True)] * 2
-    mirror.run(lambda: layer.parametrizations.weight.original.data.add_(1).sum())
-    assert layer.weight.tolist() == [[4.0, 6.0]]
-    assert [len(replica.parameters()) for replica in mirror.replicas] == [1, 1]
 
 
 def test_parametrized_after_the_first_step_and_removed_again(mirror: Mirror) -> None:
@@ -272,18 +250,8 @@ def test_other_tensors_are_packed_as_detached_copies() -> None:
     assert torch.equal(packed.to_dense(), torch.eye(2))
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    first: int
-    second: tuple[str, ...] = ()
-    third: dict[str, int] = field(default_factory=dict, compare=False)
-
-    __reduce__ = by_fields
-
-
 def test_unpickled_values_are_equal() -> None:
     values = [
-        Packed(1, ("a", "b"), {"x": 3}),
         PartSource(None, value=b"x", on_host=True),
         StepMessage(b"headers", ((PartSource(1),), ()), (4, 5)),
         StepResult(LEAF, (3.0,), absent=True, rows=7),
