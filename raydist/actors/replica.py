@@ -119,12 +119,12 @@ class ReplicaActors:
         self._reservation = reservation
         self._session = RaySession()
         self._name = name
-        self._slots = tuple(slots)
+        self._slots = list(slots)
         self._guard = guard_reservation(reservation)
         self._per_process = per_process
         self._handles = [self._launch(slot, f"{name}-{kind}-{n * per_process}") for n, slot in enumerate(self._slots)]
         everyone = [slot for slot in slots for _ in range(per_process)]
-        self.names = tuple(_title(kind, rank, name, slot) for rank, slot in enumerate(everyone))
+        self.names = [_title(kind, rank, name, slot) for rank, slot in enumerate(everyone)]
         self._num_replaced = 0
         self._kind = kind
 
@@ -168,6 +168,15 @@ class ReplicaActors:
         self._num_replaced += 1
         name = f"{self._name}-{self._kind}-{rank}-again-{self._num_replaced}"
         self._handles[rank] = self._launch(self._slots[rank], name)
+
+    def present_host(self, rank: int) -> str:
+        """Return the node of a replica that has started; a replacement may be on another node."""
+        return self._reservation.present_host(self._slots[rank // self._per_process].bundle)
+
+    def moved(self, rank: int, node_id: str, host: str) -> None:
+        """Record that a replacement runs on another node, whose name is `host`."""
+        self._slots[rank] = replace(self._slots[rank], host=host, node_id=node_id)
+        self.names[rank] = _title(self._kind, rank, self._name, self._slots[rank])
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
         """Call a method of a replica's runner after everything sent to the replica so far; return the ref."""

@@ -41,6 +41,10 @@ class Reservation:
         hosts = _hosts_of(group)
         return cls(group, tuple(range(len(hosts))), hosts)
 
+    def present_host(self, bundle: int) -> str:
+        """Return the node id of a bundle now: Ray moves bundles of a lost node to another one."""
+        return _hosts_of(self.group)[self.bundles[bundle]]
+
 
 def captured_group() -> PlacementGroup | None:
     """Return the placement group that captures the children of the actor or task of this process, if there is one."""

@@ -22,8 +22,8 @@ from raydist.options import CommunicationOptions, Timeouts
 from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
 from raydist.parameter_servers.server import ParameterServer
 from raydist.parameter_servers.slices import VariablePartitioner
-from raydist.replicas.launch import make_setups, settle
-from raydist.replicas.step import ReplicaSetup
+from raydist.replicas.launch import make_setups
+from raydist.replicas.step import ReplicaSetup, with_hosts
 
 _JOBS = {"chief", "worker", "ps", "evaluator"}
 _MARK = 0.001  # of the resource "node:<address>", of which each node has 1: binds a bundle to the node
@@ -265,7 +265,7 @@ def launch_ps(plan: PsPlan, timeouts: Timeouts, holder: str) -> Launched:
 def _start_actors(plan: PsPlan, reservation: Reservation, timeouts: Timeouts) -> Launched:
     hosts = reservation.hosts
     nodes = {node.node_id: node for node in living_nodes()}
-    setups = settle(plan.setups, hosts[plan.num_ps :], nodes)
+    setups = with_hosts(plan.setups, hosts[plan.num_ps :], nodes)
     name = setups[0].name
     servers = ServerActors(
         reservation,

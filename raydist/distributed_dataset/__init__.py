@@ -5,7 +5,8 @@ The driver handles references only; input pipelines on actors make the batches, 
 
 from __future__ import annotations
 
-from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
+from raydist.actors.readers.driver_epoch import BatchLeaf
+from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.distributed_dataset.base import DistributedDataset, require_batches, require_shared
 from raydist.distributed_dataset.local import LocalDistributedDataset

@@ -24,7 +24,7 @@ from raydist.pipelines.run.plan import begin_epoch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from raydist.actors.readers.driver_iterator import EpochOpener
+    from raydist.actors.readers.driver_epoch import EpochOpener
     from raydist.dataset import Dataset
     from raydist.options import Options, Timeouts
     from raydist.pipelines.elements.items import IteratorState
@@ -44,6 +44,7 @@ class InputSide:
         timeouts: Time limits.
         drain: Blocks until every dispatched step is done (the replicas may be reading an iterator).
         num_workers: Number of workers (nodes) of the replicas.
+        restarts: Number of times that a lost input pipeline is started again for one batch.
     """
 
     opener: EpochOpener
@@ -51,6 +52,7 @@ class InputSide:
     timeouts: Timeouts
     drain: Callable[[], None]
     num_workers: int = 1
+    restarts: int = 0
 
     @property
     def replicas_per_worker(self) -> int:
@@ -209,7 +211,10 @@ class PerReplicaDataset(DistributedDataset):
             options=options,
             input_options=self._options,
         )
-        return DistributedIterator(self._side.opener, job, find_spec=lambda: self.element_spec, drain=self._side.drain)
+        side = self._side
+        return DistributedIterator(
+            side.opener, job, find_spec=lambda: self.element_spec, drain=side.drain, restarts=side.restarts
+        )
 
 
 def distribute(dataset: Dataset, side: InputSide, options: InputOptions) -> DistributedDataset:

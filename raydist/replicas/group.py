@@ -42,12 +42,12 @@ class ReplicaGroup:
         hosts: Sequence[str] = (),
         join_group: Callable[..., Communicator] = create_group,
     ) -> None:
-        self._setups = tuple(setups)
+        self._setups = list(setups)
         self._actors = actors
         self._timeouts = timeouts
         self._store = store
         self._join_group = join_group
-        self.hosts = tuple(hosts)  # node ids, in rank order
+        self.hosts = list(hosts)  # node ids, in rank order; recovery changes them
         self._ranks = range(len(setups))
         self._silent = False
         self._process = OwningProcess("A strategy with its variables and results")
@@ -55,12 +55,12 @@ class ReplicaGroup:
         self.recovery: Recovery | None = None
         if setups and (options := setups[0].failures) is not None:
             self.recovery = Recovery(
-                setups,
+                self._setups,
                 actors,
                 self.steps,
                 options,
                 timeouts,
-                hosts=hosts,
+                hosts=self.hosts,
                 start=self._start,
                 membership=self._membership,
             )
@@ -97,7 +97,7 @@ class ReplicaGroup:
             generation=self.steps.generation,
             rank=setup.rank,
             world_size=setup.world_size,
-            hosts=self.hosts,
+            hosts=tuple(self.hosts),
         )
 
     def wait_to_close(self) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -19,7 +18,7 @@ from raydist.collectives.rendezvous import RendezvousStore
 from raydist.context.devices import Device
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
-from raydist.replicas.step import ReplicaSetup
+from raydist.replicas.step import ReplicaSetup, with_hosts
 from raydist.tpu_slices.inventory import SliceShape
 from raydist.tpu_slices.reservation import place_slice
 
@@ -124,7 +123,7 @@ def plan_slice(
         tuple(f"TPU:{number}" for number in range(world_size)),
         kind="TPU",
         per_worker=per_host,
-        num_threads=1,  # `settle` replaces this once the nodes are known
+        num_threads=1,  # `with_hosts` replaces this once the nodes are known
         timeouts=timeouts,
         communication=communication,
     )
@@ -152,21 +151,6 @@ def warn_if_crowded(num_replicas: int, node: Node) -> None:
         )
 
 
-def settle(setups: Sequence[ReplicaSetup], hosts: Sequence[str], nodes: Mapping[str, Node]) -> tuple[ReplicaSetup, ...]:
-    """Complete the setups after the placement: the node's name, and its cores divided by the replicas on it.
-
-    Args:
-        nodes: Nodes by id; replicas on unknown nodes keep their setup.
-    """
-    crowds = Counter(hosts)
-    return tuple(
-        replace(setup, host=nodes[host].title, num_threads=max(1, nodes[host].num_cpus // crowds[host]))
-        if host in nodes
-        else setup
-        for setup, host in zip(setups, hosts, strict=True)
-    )
-
-
 def launch(plan: LaunchPlan, timeouts: Timeouts, holder: str) -> ReplicaGroup:
     """Reserve resources and start the actors' processes, without waiting for them (see `ReplicaGroup.start`).
 
@@ -188,7 +172,7 @@ def launch(plan: LaunchPlan, timeouts: Timeouts, holder: str) -> ReplicaGroup:
 def _start_actors(plan: LaunchPlan, reservation: Reservation, timeouts: Timeouts) -> ReplicaGroup:
     """Start one actor for each process, in the reserved bundles."""
     hosts = tuple(reservation.hosts[plan.bundle_of(setup)] for setup in plan.setups)
-    setups = settle(plan.setups, hosts, {node.node_id: node for node in living_nodes()})
+    setups = with_hosts(plan.setups, hosts, {node.node_id: node for node in living_nodes()})
     slots = [
         ReplicaSlot(
             bundle=plan.bundle_of(setup),

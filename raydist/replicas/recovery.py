@@ -1,21 +1,25 @@
 """Replacing lost replicas: what the driver does between the loss and the next step.
 
 1. The collectives of this generation are aborted, so that the survivors' steps end.
-2. New processes start in the place of the lost ones.
+2. New processes start in the place of the lost ones; Ray moves those of a lost node to another one.
 3. The survivors say where they stand, and `plan_recovery` decides.
 4. All replicas join a new generation. The survivors go back; new replicas take over what all hold alike from a
    survivor, and their predecessors' own state from the neighbour.
-5. The unfinished steps are sent again.
+5. Batches of unfinished steps are made again if their input pipeline was lost.
+6. The unfinished steps are sent again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from ray.exceptions import RayError
+
+from raydist.actors.readers.driver_epoch import DrawnBatch, make_again
 from raydist.actors.replica import ReplicaActors
 from raydist.actors.supervision import root_cause
 from raydist.cluster.nodes import living_nodes
@@ -26,21 +30,20 @@ from raydist.options import FailureOptions, Timeouts
 from raydist.replicas.dispatched_steps import DispatchedSteps
 from raydist.replicas.recovery_plan import RecoveryPlan, SurvivorStatus, plan_recovery
 from raydist.replicas.runner import ReplicaRunner
-from raydist.replicas.step import ReplicaSetup
+from raydist.replicas.step import ReplicaSetup, with_hosts
 
 _log = logging.getLogger("raydist")
-_LOOK_S = 1.0
 _ANSWER_S = 3.0  # a replica that does not say within this time that it lives is taken for stopped
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ReplicaFailure:
-    """One recovery from the loss of replicas.
+    """One recovery from the loss of replicas, or of the input pipeline with the batches of unfinished steps.
 
     Attributes:
         step: Number of the first step that ran again.
-        ranks: The replicas that were replaced.
+        ranks: The replicas that were replaced; empty if none was lost.
         reason: What happened, for people.
         num_repeated: Number of steps that ran again.
         num_lost_results: Number of results (one for each step and replica) that nobody has: the replica had finished
@@ -60,33 +63,33 @@ class ReplicaFailure:
 class Recovery:
     """The recovery of one group of replicas. Used by the thread that waits for steps.
 
-    `hosts` has the node of each rank.
+    `setups` and `hosts` have the setup and the node of each rank. They change when a replica moves to another node.
     """
 
     def __init__(
         self,
-        setups: Sequence[ReplicaSetup],
+        setups: list[ReplicaSetup],
         actors: ReplicaActors,
         steps: DispatchedSteps,
         options: FailureOptions,
         timeouts: Timeouts,
         *,
-        hosts: Sequence[str],
+        hosts: list[str],
         start: Callable[[int], Any],
         membership: Callable[[ReplicaSetup], Membership],
     ) -> None:
-        self._setups, self._actors, self._steps = tuple(setups), actors, steps
+        self._setups, self._actors, self._steps = setups, actors, steps
         self._options, self._timeouts = options, timeouts
-        self._hosts = tuple(hosts)
+        self._hosts = hosts
         self._start = start
         self._membership = membership
-        self._new: dict[int, Any] = {}  # replacements that hold no state yet, and the references of their starts
+        self._new: set[int] = set()  # ranks of replacements that hold no state yet
         self._losses: list[float] = []  # times of losses
         self._attempts: dict[int, int] = {}  # by first step
         self.failures: list[ReplicaFailure] = []
 
     def recover(self, error: Exception) -> bool:
-        """Replace lost replicas and send the unfinished steps again; return False if `error` is no loss of replicas.
+        """Replace what was lost and send the unfinished steps again; return False if `error` comes from no loss.
 
         Blocks while the new processes start, at most `FailureOptions.replace_s`, and while survivors end their steps.
 
@@ -95,49 +98,54 @@ class Recovery:
         """
         began = time.monotonic()
         lost: dict[int, str] = {}
+        pipelines: dict[str, str] = {}
         while True:
-            found = self._find_lost(error)
-            by_peers = isinstance(error, UnavailableError) and error.actor is None  # a connection broke
-            if not found and (not by_peers or lost or self._attempts.get(self._steps.first_unfinished)):
+            if not isinstance(error, UnavailableError | DeadlineExceededError | RayError):
                 return False
-            if self._is_node_lost({*found, *self._new}):
+            found = self._find_lost()
+            without_input = {each.link.name: f"{each.link.name} is gone" for each in self._lost_batches()}
+            by_peers = isinstance(error, UnavailableError) and error.actor is None  # a connection broke
+            first_time = not (lost or pipelines or self._attempts.get(self._steps.first_unfinished))
+            if not (found or without_input or (by_peers and first_time)):
                 return False
             lost.update(found)
-            self._require_allowed(error, len(found))
+            pipelines.update(without_input)
+            self._require_allowed(error, len(found) + len(without_input))
             try:
                 step, lost_results = self._try(found)
-            except (UnavailableError, DeadlineExceededError) as another:
+            except (UnavailableError, DeadlineExceededError, RayError) as another:
                 error = another
             else:
                 break
         seconds = time.monotonic() - began
-        reason = "; ".join(dict.fromkeys(lost.values())) or describe(error)
+        reason = "; ".join(dict.fromkeys([*lost.values(), *pipelines.values()])) or describe(error)
         failure = ReplicaFailure(step, tuple(sorted(lost)), reason, self._steps.last - step + 1, lost_results, seconds)
         self.failures.append(failure)
+        replaced = [f"replica {rank}" for rank in sorted(lost)] + [f"{name}" for name in pipelines]
         _log.warning(
-            "%s. %s replaced in %.1f s; training continues from step %d%s.",
+            "%s. Replaced in %.1f s: %s. Training continues from step %d%s.",
             reason,
-            " and ".join(f"replica {rank}" for rank in sorted(lost)) or "No replica was",
             seconds,
+            " and ".join(replaced) or "nothing",
             step,
             f", without {lost_results} results that were lost" if lost_results else "",
         )
         return True
 
-    def _find_lost(self, error: Exception) -> dict[int, str]:
+    def _find_lost(self) -> dict[int, str]:
         """Return the replicas that are gone or do not answer, with the reason."""
-        if not isinstance(error, UnavailableError | DeadlineExceededError):
-            return {}
         return {
             rank: reason
             for rank, reason in self._actors.lost(_ANSWER_S).items()
             if rank not in self._new or "does not answer" not in reason
         }
 
-    def _is_node_lost(self, ranks: Collection[int]) -> bool:
-        """Return True if the node of a lost replica is gone: its reservation is there, so no other node will do."""
-        living = {node.node_id for node in living_nodes()}
-        return any(rank < len(self._hosts) and self._hosts[rank] not in living for rank in ranks)
+    def _lost_batches(self) -> list[DrawnBatch]:
+        """Return the batches of unfinished steps whose input pipeline is gone."""
+        batches = self._steps.batches()
+        links = {each.link.name: each.link for each in batches}
+        gone = {name for name, link in links.items() if link.is_lost()}
+        return [each for each in batches if each.link.name in gone]
 
     def _require_allowed(self, error: Exception, number: int) -> None:
         now, options = time.monotonic(), self._options
@@ -161,11 +169,11 @@ class Recovery:
         """Recover once; return the first step that runs again, and the number of lost results."""
         for rank in lost:
             self._actors.replace(rank)
-            self._new[rank] = self._start(rank)
+            self._new.add(rank)
         survivors = [setup.rank for setup in self._setups if setup.rank not in self._new]
         self._await_ends(survivors)
         plan = self._plan(survivors)
-        self._await_started()
+        self._start_new()
         self._steps.generation += 1
         joins = [
             self._actors.call(setup.rank, ReplicaRunner.join.__name__, self._membership(setup), True)
@@ -182,6 +190,7 @@ class Recovery:
         self._wait(adopts, "taking over the state", self._timeouts.start_s)
         self._ask([setup.rank for setup in self._setups], ReplicaRunner.resumed.__name__)
         self._new.clear()
+        make_again(self._lost_batches())
         self._steps.failed, self._steps.dead = False, None
         return plan.first, self._steps.send_again(plan.resume)
 
@@ -213,13 +222,20 @@ class Recovery:
             return None
         return self._actors.call((rank + 1) % len(self._setups), ReplicaRunner.copy_for_previous.__name__, at)
 
-    def _await_started(self) -> None:
-        refs = list(self._new.values())
-        end = time.monotonic() + self._options.replace_s
-        while refs and not self._actors.are_ready(refs, _LOOK_S) and time.monotonic() < end:
-            if self._is_node_lost(self._new):
-                raise UnavailableError("The node of a lost replica is gone as well.")
-        self._wait(refs, "starting again", _LOOK_S, "FailureOptions.replace_s")
+    def _start_new(self) -> None:
+        """Start the runners of the new processes, once these answer: they may be on other nodes than before."""
+        ranks = sorted(self._new)
+        answers = [self._actors.about(rank) for rank in ranks]
+        self._wait(answers, "starting again", self._options.replace_s, "FailureOptions.replace_s")
+        hosts = {rank: self._actors.present_host(rank) for rank in ranks}
+        if any(self._hosts[rank] != host for rank, host in hosts.items()):
+            for rank, host in hosts.items():
+                self._hosts[rank] = host
+            setups = with_hosts(self._setups, self._hosts, {node.node_id: node for node in living_nodes()})
+            for rank, host in hosts.items():
+                self._setups[rank] = setups[rank]
+                self._actors.moved(rank, host, setups[rank].host)
+        self._wait([self._start(rank) for rank in ranks], "starting again", self._timeouts.start_s)
 
     def _ask(self, ranks: Sequence[int], method: str) -> list[Any]:
         return self._wait([self._actors.call(rank, method) for rank in ranks], method, self._timeouts.start_s)

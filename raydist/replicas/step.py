@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, cast, final
 
@@ -10,6 +11,7 @@ import torch
 
 from raydist.checkpoints.loop_commands import LoopCommand
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
+from raydist.cluster.nodes import Node
 from raydist.collectives.delegating import RootReduction
 from raydist.context.seed_calls import num_seed_calls
 from raydist.core.errors import InvalidArgumentError
@@ -45,6 +47,25 @@ class ReplicaSetup:
     accumulation: RootReduction | None = None
     # what the replica keeps for the case that another one is lost; None for nothing
     failures: FailureOptions | None = None
+
+
+def with_hosts(
+    setups: Sequence[ReplicaSetup], hosts: Sequence[str], nodes: Mapping[str, Node]
+) -> tuple[ReplicaSetup, ...]:
+    """Return the setups with the names of the replicas' nodes, and the nodes' cores divided by the replicas there.
+
+    Args:
+        setups: A setup for each replica.
+        hosts: The node id of each replica.
+        nodes: Nodes by id; replicas on unknown nodes keep their setup.
+    """
+    num_there = Counter(hosts)
+    return tuple(
+        replace(setup, host=nodes[host].title, num_threads=max(1, nodes[host].num_cpus // num_there[host]))
+        if host in nodes
+        else setup
+        for setup, host in zip(setups, hosts, strict=True)
+    )
 
 
 @final

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from raydist.actors.epochs.job import InputJob, MergedJob
     from raydist.actors.epochs.link import PipelineLink
-    from raydist.actors.readers.driver_iterator import EpochOpener
+    from raydist.actors.readers.driver_epoch import EpochOpener
     from raydist.mirroring.driver import MirrorDriver
 
 _log = logging.getLogger("raydist")

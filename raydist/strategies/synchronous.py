@@ -302,7 +302,7 @@ class SynchronousStrategy(HostedStrategy):
 
     def _hosts(self) -> tuple[str, ...]:
         """Return the nodes of the replicas, as far as they are placed."""
-        return () if self._launched is None else self._launched.hosts
+        return () if self._launched is None else tuple(self._launched.hosts)
 
     def _next_header(self, payload: StepPayload, options: RunOptions) -> StepHeader:
         """Return the header of the next step, without the locations of its parts."""
@@ -318,7 +318,15 @@ class SynchronousStrategy(HostedStrategy):
     @final
     def _input_side(self) -> InputSide:
         host, plan = self._pipelines(), self._plan()
-        return InputSide(host, len(plan.setups), self._timeouts, drain=self._drain, num_workers=plan.num_workers)
+        failures = plan.setups[0].failures
+        return InputSide(
+            host,
+            len(plan.setups),
+            self._timeouts,
+            drain=self._drain,
+            num_workers=plan.num_workers,
+            restarts=0 if failures is None else failures.attempts_per_step,
+        )
 
     @final
     def _num_readers(self) -> int:

@@ -9,7 +9,8 @@ from raydist.cluster.nodes import Cluster, Node
 from raydist.context.devices import parse_devices
 from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
-from raydist.replicas.launch import LaunchPlan, launch, plan_one_node, plan_slice, settle, warn_if_crowded
+from raydist.replicas.launch import LaunchPlan, launch, plan_one_node, plan_slice, warn_if_crowded
+from raydist.replicas.step import with_hosts
 from raydist.strategies.multi_worker import choose_placement, choose_workers, plan_workers
 from raydist.tpu_slices.inventory import SliceShape
 
@@ -36,10 +37,10 @@ def plan(
 def test_cores_are_those_of_the_node_that_a_replica_got() -> None:
     setups = plan(4).setups
     nodes = {"a": NODE, "b": Node("b", "10.0.0.2", {"CPU": 7.0})}
-    settled = settle(setups, ["b", "a", "b", "b"], nodes)
+    settled = with_hosts(setups, ["b", "a", "b", "b"], nodes)
     assert [it.num_threads for it in settled] == [2, 8, 2, 2]
     assert [it.host for it in settled][:2] == ["node 10.0.0.2 (b)", "node 10.0.0.1 (a)"]
-    crowd = settle(setups, ["b", "new", "b", "b"], {"b": Node("b", "10.0.0.2", {"CPU": 2.0})})
+    crowd = with_hosts(setups, ["b", "new", "b", "b"], {"b": Node("b", "10.0.0.2", {"CPU": 2.0})})
     assert [(it.num_threads, it.host) for it in crowd[:2]] == [(1, "node 10.0.0.2 (b)"), (2, "")]
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import raydist as rd
+from raydist.actors.supervision import kill_actors
 
 pytestmark = pytest.mark.ray
 
@@ -231,6 +234,34 @@ def test_fit_goes_on_when_replicas_are_killed(strategy: rd.MirroredStrategy, tmp
     assert [failure.ranks for failure in strategy.failures()[before:]] == [(1,), (0,)]
     assert all(torch.equal(each, with_kills[name]) for name, each in values.items())
     assert history_with_kills == history
+
+
+def widen(number: int) -> np.ndarray[Any, Any]:
+    return np.full(3000, number)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("num_input_workers", [0, 2])
+def test_a_killed_input_pipeline_is_replaced_and_makes_the_same_batches(
+    strategy: rd.MirroredStrategy, num_input_workers: int
+) -> None:
+    data = rd.Dataset.range(400).shuffle(100, seed=1).map(widen).batch(10)
+    options = rd.InputOptions(num_input_workers=num_input_workers)
+
+    def step(batch: torch.Tensor) -> tuple[int, ...]:
+        time.sleep(0.02)
+        rd.get_replica_context().all_reduce("SUM", 1.0)
+        return tuple(batch[:, 0].tolist())
+
+    def read(*kills: int) -> list[tuple[int, ...]]:
+        results = []
+        for number, batch in enumerate(strategy.distribute_dataset(data, options)):
+            results.append(strategy.run(step, args=(batch,)))
+            if number in kills:
+                kill_actors([strategy._pipelines()._main.actor])
+        return [sum(strategy.local_results(each), ()) for each in results]
+
+    assert read(3, 20, 21) == read()
 
 
 @pytest.mark.timeout(120)

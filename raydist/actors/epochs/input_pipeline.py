@@ -386,3 +386,7 @@ class InputPipeline:
 
     def open_epochs(self) -> list[str]:
         return list(self._epochs)
+
+    def is_open(self, key: str) -> bool:
+        """Return True if the epoch was opened and has not ended."""
+        return key in self._epochs

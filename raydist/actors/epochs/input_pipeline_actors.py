@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from raydist.actors.epochs.input_pipeline import InputPipeline
 from raydist.actors.epochs.job import MergedJob
 from raydist.actors.epochs.link import PipelineLink
 from raydist.actors.supervision import kill_actors
+from raydist.cluster.nodes import living_nodes
 from raydist.cluster.ray_session import RaySession
 from raydist.core.errors import UnavailableError
 from raydist.core.fork_guard import OwningProcess
@@ -59,10 +61,15 @@ class InputPipelineActors:
         self._main = self._hosted[node_id]
         self._name = name
         self._num_replicas = num_replicas
+        self._opening = threading.Lock()
 
     def open(self, job: InputJob | MergedJob) -> PipelineLink:
-        """Start an epoch. Blocks until the actors have it (`Timeouts.start_s`)."""
+        """Start an epoch. Blocks until the actors have it (`Timeouts.start_s`). Thread-safe."""
         self._process.require("read")
+        with self._opening:
+            return self._open_epoch(job)
+
+    def _open_epoch(self, job: InputJob | MergedJob) -> PipelineLink:
         if self._session is not None:
             self._session.require("The strategy of a distributed dataset")
         if not isinstance(job, MergedJob):
@@ -149,7 +156,9 @@ class _PipelineActor:
         return self.name if self.node_id is None else f"{self.name} (of Ray node {self.node_id[:8]})"
 
     def start(self) -> None:
-        """Start a new actor. Does not block."""
+        """Start a new actor; on any node if its own is gone. Does not block."""
+        if self.name and self.node_id not in {node.node_id for node in living_nodes()}:
+            self.node_id = None
         self.name = f"{self._prefix}-input-{uuid.uuid4().hex[:8]}"
         node = None if self.node_id is None else NodeAffinitySchedulingStrategy(self.node_id, soft=False)
         self.actor = (

@@ -116,6 +116,14 @@ class PipelineLink:
         piece: GroupPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
         return piece
 
+    def is_lost(self) -> bool:
+        """Return True if the actor is gone. Blocks until it answers, for at most `Timeouts.start_s`."""
+        try:
+            self.call("is_open")
+        except (DeadlineExceededError, UnavailableError) as error:
+            return isinstance(error.__cause__, RayActorError)
+        return False
+
     def reclaim(self) -> Position:
         position: Position = self.call("reclaim")
         return position

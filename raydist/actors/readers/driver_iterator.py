@@ -1,153 +1,28 @@
-"""The driver's iterator over a distributed dataset: batches are references, one part per replica.
-
-An epoch is opened on first use, lent to the replicas, taken back, and ended.
-"""
+"""The driver's iterator over a distributed dataset: batches are references, one part per replica."""
 
 from __future__ import annotations
 
+import logging
 import threading
-import weakref
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from raydist.actors.readers.batch_iterator import BatchIterator
+from raydist.actors.readers.driver_epoch import BatchLeaf, DrawnBatch, DriverEpoch, EpochOpener
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.actors.readers.step_reader import StepReader
-from raydist.core.errors import CancelledError, FailedPreconditionError
+from raydist.core.errors import CancelledError, FailedPreconditionError, UnavailableError
 from raydist.core.exception_utils import folded, what_was_raised
 from raydist.core.fork_guard import OwningProcess
 from raydist.core.nest import unflatten
-from raydist.core.values import Part, PerReplica
 from raydist.pipelines.elements.saved_state import require_state
 from raydist.pipelines.metering.stats import PipelineStats
 
 if TYPE_CHECKING:
-    from raydist.actors.epochs.batch_group import StepBatch
     from raydist.actors.epochs.job import InputJob, MergedJob
-    from raydist.actors.epochs.link import PipelineLink
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
 
-
-class EpochOpener(Protocol):
-    """The interface that starts epochs over datasets: `actors.epochs.input_pipeline_actors.InputPipelineActors`."""
-
-    def open(self, job: InputJob | MergedJob) -> PipelineLink:
-        """Start the epoch that `job` describes."""
-
-
-@final
-class DriverEpoch:
-    """An epoch and the driver's reader. The epoch ends with `end`, or when this object is collected. Not thread-safe.
-
-    Args:
-        opener: Starts the epoch.
-        job: Describes the epoch.
-
-    Attributes:
-        lent: True while the replicas read the epoch; the driver must take it back before it reads on.
-        num_loans: Number of times that the epoch was lent to the replicas.
-        ended: True if the replicas have read the end.
-    """
-
-    def __init__(self, opener: EpochOpener, job: InputJob | MergedJob) -> None:
-        self._opener = opener
-        self._job = job
-        self._link: PipelineLink | None = None
-        self._reader: StepReader | None = None
-        self._finalizer: weakref.finalize[[], DriverEpoch] | None = None
-        self.lent = False
-        self.num_loans = 0
-        self.ended = False
-
-    @property
-    def is_open(self) -> bool:
-        return self._link is not None
-
-    @property
-    def link(self) -> PipelineLink:
-        if self._link is None:
-            raise FailedPreconditionError(f"raydist bug: {self._job.label} must have been opened, got no epoch.")
-        return self._link
-
-    @property
-    def reader(self) -> StepReader:
-        if self._reader is None:
-            raise FailedPreconditionError(f"raydist bug: {self._job.label} is open and must have a reader, got none.")
-        return self._reader
-
-    def open(self, state: IteratorState | None) -> None:
-        """Start the epoch at `state`, unless it has started. Blocks until the actor has it."""
-        if self._link is None:
-            self._link = self._opener.open(replace(self._job, state=state))
-            self._finalizer = weakref.finalize(self, self._link.abandon)
-            self._finalizer.atexit = False  # the actor dies with this process
-            self._reader = self._reader_from(0)
-
-    def _reader_from(self, start: int) -> StepReader:
-        return StepReader(self.link, rank=None, start=start)
-
-    def lend(self) -> None:
-        """Lend the epoch to the replicas, and return the batches that the driver has read ahead."""
-        if self._reader is not None:
-            self._reader.give_back("lend")
-        else:
-            self.link.call("lend", 0)  # lent already: another loop follows the running one
-        self._reader = None
-        self.lent = True
-        self.num_loans += 1
-
-    def take_back(self) -> IteratorState:
-        """Continue where the replicas stopped, and return the state there. The replicas must have stopped."""
-        position = self.link.reclaim()
-        self._reader = self._reader_from(position.number)
-        self.lent = False
-        self.ended = position.ended
-        return position.state
-
-    def end(self) -> None:
-        """Stop the epoch, once; data that it has made stays in the object store. Any thread may call this."""
-        if self._finalizer is not None and self._finalizer.detach() is not None:
-            self.link.close()
-
-    def release(self) -> None:
-        """End the epoch and drop the reader."""
-        self._reader = None
-        self.end()
-
-    def forget(self) -> None:
-        """Release the epoch; the next `open` starts another epoch."""
-        self.release()
-        self._link, self.lent, self.ended = None, False, False
-
-
-@final
-class BatchLeaf(PerReplica):
-    """One leaf of a distributed batch. The parts are in the object store, and replicas map them from there."""
-
-    def __init__(self, batch: StepBatch, index: int, link: PipelineLink) -> None:
-        super().__init__(())
-        self._values = None
-        self.batch = batch
-        self.index = index
-        self.rows = batch.rows
-        self._link = link
-
-    @property
-    def num_parts(self) -> int:
-        return len(self.batch.group.refs)
-
-    def part_on(self, rank: int, *, padding: bool = False) -> Part:
-        batch = self.batch
-        place = batch.place_on(rank, padding=padding)
-        return Part(ref=batch.group.refs[rank], leaf_index=self.index, place=place, on_host=self._link.on_host)
-
-    def _fetch(self) -> tuple[Any, ...]:
-        batch = self.batch
-        places = [batch.place_on(rank, padding=False) for rank in range(self.num_parts)]
-        pieces = map(self._link.fetch, batch.group.refs)
-        return tuple(piece.leaf(self.index, place) for piece, place in zip(pieces, places, strict=True))
+_log = logging.getLogger("raydist")
 
 
 class _Place(NamedTuple):
@@ -177,6 +52,7 @@ class DistributedIterator(BatchIterator):
         job: Describes the epoch.
         find_spec: Returns the nest of TensorSpec of one replica's part.
         drain: Waits until every dispatched step is done, because replicas may be reading this iterator.
+        restarts: Number of times that the input pipeline is started again for one batch, if it is lost.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> iterator = iter(strategy.distribute_dataset(rd.Dataset.range(6).batch(2)))
@@ -189,11 +65,18 @@ class DistributedIterator(BatchIterator):
     """
 
     def __init__(
-        self, opener: EpochOpener, job: InputJob | MergedJob, *, find_spec: Callable[[], Any], drain: Callable[[], None]
+        self,
+        opener: EpochOpener,
+        job: InputJob | MergedJob,
+        *,
+        find_spec: Callable[[], Any],
+        drain: Callable[[], None],
+        restarts: int = 0,
     ) -> None:
         self._find_spec = find_spec
         self._job = job
         self._drain = drain
+        self._restarts = restarts
         self._epoch = DriverEpoch(opener, job)
         self._state: IteratorState | None = job.state
         self._last: ReadPlace | None = None
@@ -236,6 +119,7 @@ class DistributedIterator(BatchIterator):
         self._process.require("read")
         with self._lock:
             place = self._last or self._read()
+            before = self._state
             self._state = place.state or self._state
             if place.last:
                 self._finish(place)
@@ -243,21 +127,31 @@ class DistributedIterator(BatchIterator):
             raise what_was_raised(place.entry.error.restore())
         if place.batch is None:
             raise StopIteration
-        return self._nest(place.batch)
-
-    def _nest(self, batch: StepBatch) -> Any:
-        link = self._epoch.link
-        structure = batch.group.structure
-        return unflatten(structure, [BatchLeaf(batch, index, link) for index in range(structure.num_leaves)])
+        drawn = DrawnBatch(self._epoch.source, place.number, before, place.batch, self._epoch.link)
+        structure = place.batch.group.structure
+        return unflatten(structure, [BatchLeaf(drawn, index) for index in range(structure.num_leaves)])
 
     def _read(self) -> ReadPlace:
         self._open()
         self._take_back()
         self._require_open()  # another thread may have closed the iterator before the epoch was open,
-        place = self._epoch.reader.next_place()
+        place = self._next_place()
         if place.entry.error is None:
             self._require_open()  # or in the meantime
         return place
+
+    def _next_place(self) -> ReadPlace:
+        """Return the next place of the epoch, which is started again if the input pipeline is lost."""
+        for _ in range(self._restarts):
+            try:
+                return self._epoch.reader.next_place()
+            except UnavailableError as error:
+                if not self._epoch.link.is_lost():
+                    raise
+                self._epoch.forget()
+                self._epoch.open(self._state)
+                _log.warning("%s Another pipeline continues with the next batch.", str(error).partition(" Iterate")[0])
+        return self._epoch.reader.next_place()
 
     def _require_open(self) -> None:
         if self._closed:

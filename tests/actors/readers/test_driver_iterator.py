@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
+from raydist.actors.readers.driver_epoch import BatchLeaf
+from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.core.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
