@@ -96,7 +96,7 @@ class Recovery:
         Raises:
             UnavailableError: The options allow no further replacement, or nobody has a whole state.
         """
-        began = time.monotonic()
+        began, first = time.monotonic(), error
         lost: dict[int, str] = {}
         pipelines: dict[str, str] = {}
         while True:
@@ -107,6 +107,8 @@ class Recovery:
             by_peers = isinstance(error, UnavailableError) and error.actor is None  # a connection broke
             first_time = not (lost or pipelines or self._attempts.get(self._steps.first_unfinished))
             if not (found or without_input or (by_peers and first_time)):
+                if error is not first:
+                    annotate(first, f"Replacing what was lost failed: {describe(error)}")
                 return False
             lost.update(found)
             pipelines.update(without_input)

@@ -253,3 +253,62 @@ def test_a_lost_node_is_an_error_that_names_it_and_the_rest_goes_on(
     assert re.search(rf"replica \d of multi-worker-\w+ on node \S+ \({node}\)", said), said
     assert took < 20  # 5 s for a collective, as long again until a peer of it says so, and 5 s of grace
     assert nodes.run(sum_of_ones) == 4
+
+
+def replace_a_node() -> tuple[list[rd.ReplicaFailure], list[str], str, list[list[int]]]:
+    """Train on three nodes and lose one of them while a fourth has room.
+
+    Returns:
+        What was lost, the nodes of the replicas before, the lost node, and the rows of each step.
+    """
+    node = cluster().add_node(num_cpus=1)
+    spare = None
+    strategy = rd.MultiWorkerMirroredStrategy(
+        3,
+        1,
+        rd.CommunicationOptions(timeout_seconds=10),
+        timeouts=rd.Timeouts(start_s=60, step_s=60, close_s=5),
+        resources_per_replica={"CPU": 0.01},
+        failure_options=rd.FailureOptions(recover=True),
+    )
+    try:
+        with strategy.scope():
+            model = nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch: torch.Tensor) -> list[int]:
+            time.sleep(0.05)
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            return list(batch.tolist())
+
+        before = [place for place, _ in strategy.local_results(strategy.run(where))]
+        spare = cluster().add_node(num_cpus=1)
+        data = rd.Dataset.range(600).shuffle(50, seed=1).batch(6)
+        results = []
+        for number, batch in enumerate(strategy.distribute_dataset(data)):
+            results.append(strategy.run(step, args=(batch,)))
+            if number == 30:
+                raylet = node.all_processes["raylet"][0].process.pid
+                for pid in (raylet, *descendants(raylet)):
+                    os.kill(pid, signal.SIGKILL)
+        rows = [sum(strategy.local_results(each), []) for each in results]
+        return strategy.failures(), before, node.node_id, rows
+    finally:
+        strategy._abort(fetch=True)
+        cluster().remove_node(node, allow_graceful=False)
+        if spare is not None:
+            cluster().remove_node(spare)
+
+
+@pytest.mark.long
+def test_training_goes_on_where_a_lost_node_has_a_substitute(nodes: Nodes) -> None:
+    failures, hosts, lost, rows = nodes.run(replace_a_node)
+    assert [hosts[rank] for failure in failures for rank in failure.ranks] == [lost]
+    num_lost = sum(failure.num_lost_results for failure in failures)
+    assert 600 - 2 * num_lost <= sum(map(len, rows)) <= 600
+    seen = [row for each in rows for row in each]
+    assert len(set(seen)) == len(seen)
+    if not num_lost:
+        assert sorted(seen) == list(range(600))
