@@ -97,6 +97,11 @@ def wait_for_all(
     raise missing(root_cause([outcome for outcome in outcomes if outcome is not None]), silent)
 
 
+def may_be_loss(error: Exception) -> bool:
+    """Return True for an error that the loss of a process, or of an object of Ray's store, can cause."""
+    return isinstance(error, UnavailableError | DeadlineExceededError | RayError)
+
+
 def missing(cause: Exception, silent: Sequence[str]) -> Exception:
     """Add a note that names the silent actors if `cause` only says that some peer is gone or silent."""
     of_peer = isinstance(cause, DeadlineExceededError) or (isinstance(cause, UnavailableError) and cause.actor is None)

@@ -23,7 +23,7 @@ from raydist.core.values import Part
 from raydist.replicas.batching_policy import BatchingPolicy
 from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
-from raydist.replicas.sent_group import Dispatched, Failure, SentGroup, by_ranks
+from raydist.replicas.sent_group import Dispatched, Failure, SentGroup, SentPlace, by_ranks
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
 
 _BUSY = 2  # groups in flight: one that the replicas run, and one in their queue
@@ -36,13 +36,12 @@ _MOST_KEPT = 256  # steps
 class DispatchedStep(StepOutcome):
     """A step that was dispatched. Results refer to this object, so it holds no arguments of the step."""
 
-    __slots__ = ("_steps", "group", "number", "place")
+    __slots__ = ("_steps", "number", "sent")
 
     def __init__(self, steps: DispatchedSteps, number: int) -> None:
         self._steps = steps
         self.number = number
-        self.group: SentGroup | None = None  # the group with the step, once it was sent
-        self.place = 0  # position of the step in the group
+        self.sent = SentPlace()
 
     @property
     def num_replicas(self) -> int:
@@ -57,7 +56,7 @@ class DispatchedStep(StepOutcome):
             raise UnavailableError(
                 f"The result of step {self.number} was lost with replica {rank}, which was replaced."
             )
-        return Part(ref=ref, leaf_index=leaf_index, place=self.place, nest=nest)
+        return Part(ref=ref, leaf_index=leaf_index, place=self.sent.place, nest=nest)
 
 
 @final
@@ -159,7 +158,7 @@ class DispatchedSteps:
             with self._changed:
                 if len(self._gathered) >= self._policy.group_size(self._keys(step)):
                     self._send_gathered()
-                self._gathered.append(Dispatched(step, dispatched))
+                self._gathered.append(Dispatched(step, dispatched.sent))
                 full = len(self._gathered) >= self._policy.group_size(self._keys())
                 if at_once or full or len(self._running) < _BUSY:
                     self._send_gathered()
@@ -184,8 +183,8 @@ class DispatchedSteps:
                 each.planned = replace(each.planned, header=replace(each.planned.header, generation=self.generation))
         group = SentGroup(steps, self._refs(steps, ranks))
         for place, each in enumerate(steps):
-            if each.step is not None:
-                each.step.group, each.step.place = group, place
+            if each.sent is not None:
+                each.sent.group, each.sent.place = group, place
         self._running.append(group)
         self._unfinished.append(group)
 
@@ -345,7 +344,7 @@ class DispatchedSteps:
         """Pass the results of ended steps on, and drop what only a recovery needed."""
         for place, results in enumerate(group.outcomes):
             if not isinstance(results, Exception):
-                if group.steps[place].step is not None:
+                if group.steps[place].sent is not None:
                     for callback in self.on_results:
                         callback(results)
                 group.outcomes[place] = [each.without_summaries() for each in results]  # results may live long
@@ -357,7 +356,7 @@ class DispatchedSteps:
         for place, key in enumerate(group.keys):
             self._policy.learn(key, seconds=seconds, num_bytes=max(each.num_bytes for each in group.results_at(place)))
         boundary = min((answer.boundary for answer in given if answer.boundary is not None), default=self.last + 1)
-        again = [replace(each, step=None, earlier={}) for each in group.steps]
+        again = [replace(each, sent=None, earlier={}) for each in group.steps]
         self._kept = [each for each in (*self._kept, *again) if each.number >= boundary]
         if (
             len(self._kept) > _MOST_KEPT
@@ -423,7 +422,7 @@ class DispatchedSteps:
             if not group.outcomes:
                 self._finish(group, present=False)
             try:
-                return group.results_at(step.place)
+                return group.results_at(step.sent.place)
             except BaseException as error:
                 _to_raise(error)
                 # The caller gets the error here, so closing the strategy must not raise the same error again.
@@ -433,11 +432,11 @@ class DispatchedSteps:
 
     def group_of(self, step: DispatchedStep) -> SentGroup:
         """Return the group of a step, which is sent now if it was not."""
-        if step.group is None:
+        if step.sent.group is None:
             self._send_gathered()
-        if step.group is None:
+        if step.sent.group is None:
             raise FailedPreconditionError(f"raydist bug: step {step.number} must have been sent by now.")
-        return step.group
+        return step.sent.group
 
     def close(self) -> None:
         """End the thread. Collected steps are not sent. May be called twice."""

@@ -17,11 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from ray.exceptions import RayError
-
 from raydist.actors.readers.driver_epoch import DrawnBatch, make_again
 from raydist.actors.replica import ReplicaActors
-from raydist.actors.supervision import root_cause
+from raydist.actors.supervision import may_be_loss, root_cause
 from raydist.cluster.nodes import living_nodes
 from raydist.collectives.base import Membership
 from raydist.core.errors import DeadlineExceededError, UnavailableError
@@ -29,6 +27,7 @@ from raydist.core.exception_utils import annotate, describe
 from raydist.options import FailureOptions, Timeouts
 from raydist.replicas.dispatched_steps import DispatchedSteps
 from raydist.replicas.recovery_plan import RecoveryPlan, SurvivorStatus, plan_recovery
+from raydist.replicas.replica_recovery import ReplicaRecovery
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, with_hosts
 
@@ -100,7 +99,7 @@ class Recovery:
         lost: dict[int, str] = {}
         pipelines: dict[str, str] = {}
         while True:
-            if not isinstance(error, UnavailableError | DeadlineExceededError | RayError):
+            if not may_be_loss(error):
                 return False
             found = self._find_lost()
             without_input = {each.link.name: f"{each.link.name} is gone" for each in self._lost_batches()}
@@ -115,7 +114,9 @@ class Recovery:
             self._require_allowed(error, len(found) + len(without_input))
             try:
                 step, lost_results = self._try(found)
-            except (UnavailableError, DeadlineExceededError, RayError) as another:
+            except Exception as another:
+                if not may_be_loss(another):
+                    raise
                 error = another
             else:
                 break
@@ -182,15 +183,15 @@ class Recovery:
             for setup in self._setups
         ]
         self._wait(joins, "joining the group again", self._timeouts.start_s)
-        self._ask(survivors, ReplicaRunner.go_back.__name__)
-        state = self._actors.call(plan.source, ReplicaRunner.dump_for_newcomer.__name__)
+        self._ask(survivors, ReplicaRecovery.go_back)
+        state = self._call(plan.source, ReplicaRecovery.dump_for_newcomer)
         adopts = []
         for rank in sorted(plan.adopt):
             own = self._own_state(rank, plan) if rank in self._new else None
             args = state, plan.resume[rank], own, rank in self._new
-            adopts.append(self._actors.call(rank, ReplicaRunner.adopt.__name__, *args))
+            adopts.append(self._call(rank, ReplicaRecovery.adopt, *args))
         self._wait(adopts, "taking over the state", self._timeouts.start_s)
-        self._ask([setup.rank for setup in self._setups], ReplicaRunner.resumed.__name__)
+        self._ask([setup.rank for setup in self._setups], ReplicaRecovery.send_own_state)  # neighbours may be new
         self._new.clear()
         make_again(self._lost_batches())
         self._steps.failed, self._steps.dead = False, None
@@ -207,7 +208,7 @@ class Recovery:
             )
 
     def _plan(self, survivors: Sequence[int]) -> RecoveryPlan:
-        said = dict(zip(survivors, self._ask(survivors, ReplicaRunner.status.__name__), strict=True))
+        said = dict(zip(survivors, self._ask(survivors, ReplicaRecovery.status), strict=True))
         statuses: dict[int, SurvivorStatus] = {rank: status for rank, (status, _) in said.items()}
         size = len(self._setups)
         copies = {rank: said[(rank + 1) % size][1] for rank in self._new if (rank + 1) % size in said}
@@ -222,7 +223,7 @@ class Recovery:
         at = plan.copies.get(rank)
         if at is None:
             return None
-        return self._actors.call((rank + 1) % len(self._setups), ReplicaRunner.copy_for_previous.__name__, at)
+        return self._call((rank + 1) % len(self._setups), ReplicaRecovery.copy_for_previous, at)
 
     def _start_new(self) -> None:
         """Start the runners of the new processes, once these answer: they may be on other nodes than before."""
@@ -239,8 +240,13 @@ class Recovery:
                 self._actors.moved(rank, host, setups[rank].host)
         self._wait([self._start(rank) for rank in ranks], "starting again", self._timeouts.start_s)
 
-    def _ask(self, ranks: Sequence[int], method: str) -> list[Any]:
-        return self._wait([self._actors.call(rank, method) for rank in ranks], method, self._timeouts.start_s)
+    def _call(self, rank: int, method: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of a replica's `ReplicaRecovery`; return the reference of the result."""
+        return self._actors.call(rank, ReplicaRunner.recovery.__name__, method, *args)
+
+    def _ask(self, ranks: Sequence[int], method: Callable[..., Any]) -> list[Any]:
+        refs = [self._call(rank, method) for rank in ranks]
+        return self._wait(refs, method.__name__, self._timeouts.start_s)
 
     def _wait(self, refs: Sequence[Any], doing: str, limit_s: float, limit: str = "Timeouts.start_s") -> list[Any]:
         names = [doing] * len(refs)

@@ -7,7 +7,6 @@ instead of waiting, and refuses every later step until the driver forms a new ge
 from __future__ import annotations
 
 import functools
-import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +38,8 @@ from raydist.mirroring.object_kinds import names_of, row_tables
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, ReplicaView, watch_gradient_readers
-from raydist.replicas.neighbours import Neighbours
-from raydist.replicas.recovery_plan import SurvivorStatus
+from raydist.replicas.replica_recovery import ReplicaRecovery, ReplicaSeeds
 from raydist.replicas.results import StepResult, pack_result
-from raydist.replicas.rollback import OwnState, Rollback
 from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
@@ -51,8 +48,6 @@ from raydist.replicas.sync_peers import SyncPeers
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
-# Distance between the seeds of two replicas: replica 1 of a run must not equal replica 0 of a run with the next seed.
-_STREAM = 0x9E3779B97F4A7C15
 _SAVE_S = 2.0  # a gentle close comes after all saves were awaited
 _KEPT = 8  # refused saves
 # Each purpose has its own group: a reduction inside a backward pass must not be interleaved with gradient reductions.
@@ -166,16 +161,14 @@ class ReplicaRunner:
         )
         self._member = GroupMember(setup, join_group, self._device)
         self._progress = self._member.progress
-        self._neighbours = Neighbours()
-        self._early: tuple[int, bytes] = -1, b""  # this replica's own state before the last backward pass
-        self._rollback: Rollback | None = None
+        self._seeds = ReplicaSeeds(self._accelerator, setup.rank)
+        self._recovery: ReplicaRecovery | None = None
         if setup.failures is not None:
-            self._rollback = Rollback(
-                self._mirror, self._device, lambda: self._progress.num_calls, setup.failures.multi_update
+            self._recovery = ReplicaRecovery(
+                self._mirror, self._device, self._seeds, lambda: self._progress.num_calls, setup
             )
         self._peers: SyncPeers | None = None
         self._reducer: GradientReducer | None = None
-        self._seed: tuple[int, int] | None = None
         self._objects = KeptObjects()
         self._policy = NonfinitePolicy(
             lambda parameters: names_of(parameters, self._mirror.objects()),
@@ -195,7 +188,7 @@ class ReplicaRunner:
             self._copies,
             self._accelerator,
             setup.collective_timeout_s,
-            *(() if self._rollback is None else (self._rollback.function_ended, self._rollback.note_draw)),
+            *(() if self._recovery is None else self._recovery.hooks()),
         )
 
     def join(self, membership: Membership, again: bool = False) -> None:
@@ -208,8 +201,8 @@ class ReplicaRunner:
         held_back, self._held_back = self._held_back, []
         for payload in () if again else held_back:  # the driver will not send it again
             self._mirror.take(payload)
-        if self._rollback is not None:
-            self._neighbours.join(membership, self._setup.collective_timeout_s)
+        if self._recovery is not None:
+            self._recovery.join(membership)
         self._mirror.optimizer_log.restart()
         calls = CallLog()
         if self._reducer is not None:
@@ -230,7 +223,7 @@ class ReplicaRunner:
             self._member.values, self._reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
         )
         self._peers.implementation = self._setup.backend
-        self._peers.recovers = self._rollback is not None
+        self._peers.recovers = self._recovery is not None
         self._calls.join(self._view, self._peers)
         self._failure = None
 
@@ -243,8 +236,8 @@ class ReplicaRunner:
     ) -> Any:
         if self._peers is None:
             return step(*args, **kwargs)
-        if self._rollback is not None:
-            step = self._rollback.noting(step)
+        if self._recovery is not None:
+            step = self._recovery.rollback.noting(step)
         return self._peers.step_optimizer(optimizer, step, *args, **kwargs)
 
     def _note_cleared(self, optimizer: torch.optim.Optimizer) -> None:
@@ -276,7 +269,7 @@ class ReplicaRunner:
             results = [result.arrived() for result in results]
         except BaseException as failure:  # an error of the device
             error, results = error or failure, []
-        boundary = None if self._rollback is None else self._rollback.boundary
+        boundary = None if self._recovery is None else self._recovery.rollback.boundary
         return GroupResult(tuple(results), time.perf_counter() - began, error, self._mirror.take_remarks(), boundary)
 
     def run_one(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
@@ -338,11 +331,10 @@ class ReplicaRunner:
     def _run(
         self, header: StepHeader, objects: Sequence[Leaves], coming: StepHeader | None, peers: SyncPeers
     ) -> StepResult:
-        if self._rollback is not None:
-            digest = header.payload.digest
-            self._rollback.begin(header.step, digest, self._seed, exchanges_late=peers.exchanges_late(header.rows))
-        if header.seed != self._seed:
-            self._reseed(header.seed)
+        if self._recovery is not None:
+            self._recovery.begin(header, exchanges_late=peers.exchanges_late(header.rows))
+        if header.seed != self._seeds.current:
+            self._seeds.set(header.seed)
         if len(header.random) == self._setup.world_size:
             self._saves.set_random(header.random[self._setup.rank])
         sources = header.sources
@@ -358,74 +350,20 @@ class ReplicaRunner:
             if self._accelerator.defers:
                 self._accelerator.leave()
             result = self._calls.pack(value, header, peers)
-        if self._rollback is not None:
-            self._rollback.end(shared=header.looks_only)
-            self._send_own_state()
+        if self._recovery is not None:
+            self._recovery.end(shared=header.looks_only)
         return result
 
-    def _send_own_state(self) -> None:
-        """Send the state that only this replica has to its neighbour, at a boundary."""
-        if self._rollback is not None and not self._rollback.is_pending and self._setup.world_size > 1:
-            self._neighbours.send(self._rollback.boundary, self._rollback.shared, self._pack_own_state())
-
-    def _pack_own_state(self) -> bytes:
-        return pickle.dumps(OwnState.of(self._mirror, self._seed, self._device), pickle.HIGHEST_PROTOCOL)
-
     def _note_pass(self, found_gradients: bool) -> None:
-        """Send the own state before a backward pass: its peers may end the step although this replica is lost in it."""
-        if self._rollback is not None:
-            self._rollback.note_pass(found_gradients)
-            step, state = self._rollback.step, self._pack_own_state()
-            self._early = step + 1, state
-            self._neighbours.send(step + 1, step, state, early=True)
+        if self._recovery is not None:
+            self._recovery.note_pass(found_gradients)
 
-    def status(self) -> tuple[SurvivorStatus, list[tuple[int, int]]]:
-        """Return this replica's status, and the copies that it keeps for the previous rank."""
-        return self._kept().status(), self._neighbours.copies()
-
-    def _kept(self) -> Rollback:
-        if self._rollback is None:
+    def recovery(self, method: Callable[[ReplicaRecovery, *_Args], _T], *args: *_Args) -> _T:
+        """Call a method of this replica's part in a recovery."""
+        if self._recovery is None:
             raise FailedPreconditionError("raydist bug: this replica keeps nothing to go back to.")
-        return self._rollback
-
-    def go_back(self) -> None:
-        """Go back to the last boundary."""
-        self._mirror.settle()
-        self._seed = self._kept().go_back(self._seed)
-
-    def copy_for_previous(self, boundary: int) -> bytes:
-        """Return the copy of the previous rank's own state at a boundary."""
-        return self._neighbours.copy(boundary)
-
-    def dump_for_newcomer(self) -> tuple[Any, tuple[int, int] | None]:
-        """Return everything that replicas hold alike, for `adopt`."""
-        return self._mirror.dump_for_newcomer(), self._seed
-
-    def adopt(self, dumped: tuple[Any, tuple[int, int] | None], step: int, own: bytes | None, is_new: bool) -> None:
-        """Take over what another replica holds, and begin at a step.
-
-        Args:
-            dumped: Result of the other replica's `dump_for_newcomer`.
-            step: The first step that this replica runs.
-            own: The copy of this rank's own state that its neighbour keeps; None for no copy. Only for a new replica.
-            is_new: This replica has just started.
-        """
-        if not is_new:  # a step that others have completed counts as done here, too
-            own = self._early[1] if self._early[0] == step else self._pack_own_state()
-        (state, functions), seed = dumped
-        self._mirror.load_as_newcomer(state, functions)
-        mine: OwnState | None = None if own is None else pickle.loads(own)
-        if mine is not None:
-            mine.restore(self._mirror, self._device)
-            self._seed = mine.seed
-        elif seed is not None:
-            self._reseed(seed)
-        self._kept().start_from(step, step - 1)
-
-    def _reseed(self, seed: tuple[int, int]) -> None:
-        """Seed this replica from the driver's `torch.manual_seed`. Each replica differs, because Dropout masks must."""
-        self._seed = seed
-        self._accelerator.seed((seed[0] + self._setup.rank * _STREAM) % 2**63)
+        found: _T = getattr(self._recovery, method.__name__)(*args)
+        return found
 
     def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
         """Call a method of this replica's mirrored objects."""
@@ -454,10 +392,6 @@ class ReplicaRunner:
         """Return the number of backward passes with NaN or infinities, and of optimizer steps skipped for that."""
         return self._policy.num_found, self._policy.num_skipped
 
-    def resumed(self) -> None:
-        """Send the own state of this rank in a new generation: its neighbour may be new."""
-        self._send_own_state()
-
     def ping(self) -> None:
         """Return after every step dispatched before."""
 
@@ -470,5 +404,6 @@ class ReplicaRunner:
         self._member.unwatch()
         self._setup.rules.close()
         self._saves.close(_SAVE_S)
-        self._neighbours.close()
+        if self._recovery is not None:
+            self._recovery.close()
         self._member.close()

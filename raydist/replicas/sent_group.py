@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from raydist.core.errors import CancelledError, InvalidArgumentError
 from raydist.core.exception_utils import describe, what_was_raised
 from raydist.replicas.batching_policy import MOST_STEPS
 from raydist.replicas.results import StepResult
 from raydist.replicas.step_message import GroupResult, PlannedStep
-
-if TYPE_CHECKING:
-    from raydist.replicas.dispatched_steps import DispatchedStep
 
 
 @final
@@ -36,12 +33,21 @@ class Failure:
 
 
 @final
+@dataclass(slots=True, eq=False)
+class SentPlace:
+    """The group in which a step was sent, and its position there; no group before it is sent."""
+
+    group: SentGroup | None = None
+    place: int = 0
+
+
+@final
 @dataclass(slots=True)
 class Dispatched:
     """A step on the driver, from its dispatch until no recovery needs it any more."""
 
     planned: PlannedStep
-    step: DispatchedStep | None  # None if its results are known, and it only runs again
+    sent: SentPlace | None  # None if its results are known, and it only runs again
     # results that replicas had delivered before another one was lost, by rank
     earlier: dict[int, StepResult] = field(default_factory=dict)
 

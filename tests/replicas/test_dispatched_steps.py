@@ -20,8 +20,9 @@ from raydist.core.fork_guard import OwningProcess
 from raydist.core.values import Part, PerReplica
 from raydist.mirroring.messages import StepPayload
 from raydist.replicas.batching_policy import BatchingPolicy
-from raydist.replicas.dispatched_steps import Dispatched, DispatchedSteps, SentGroup
+from raydist.replicas.dispatched_steps import DispatchedSteps
 from raydist.replicas.results import pack_result
+from raydist.replicas.sent_group import Dispatched, SentGroup
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
 

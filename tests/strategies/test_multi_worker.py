@@ -293,7 +293,7 @@ def replace_a_node() -> tuple[list[rd.ReplicaFailure], list[str], str, list[list
                 raylet = node.all_processes["raylet"][0].process.pid
                 for pid in (raylet, *descendants(raylet)):
                     os.kill(pid, signal.SIGKILL)
-        rows = [sum(strategy.local_results(each), []) for each in results]
+        rows: list[list[int]] = [sum(strategy.local_results(each), []) for each in results]
         return strategy.failures(), before, node.node_id, rows
     finally:
         strategy._abort(fetch=True)

@@ -76,10 +76,14 @@ def test_steps_of_one_group_share_an_object_and_have_their_own_places_and_states
             leaves.append(next(iterator))
             states.append(iterator.state_dict())
             part = leaves[-1].part_on(1)
-            assert part.ref is leaves[-1].batch.group.refs[1]
-            expected = [2 * leaves[-1].batch.step + 1]
+            assert part.ref is leaves[-1].drawn.batch.group.refs[1]
+            expected = [2 * leaves[-1].drawn.batch.step + 1]
             assert part.ref.leaf(part.leaf_index, part.place).tolist() == leaves[-1].values[1].tolist() == expected
-        within = [leaf.batch.step for leaf in leaves if 0 < leaf.batch.place < len(leaf.batch.group.rows) - 1]
+        within = [
+            leaf.drawn.batch.step
+            for leaf in leaves
+            if 0 < leaf.drawn.batch.place < len(leaf.drawn.batch.group.rows) - 1
+        ]
         assert within, "the reader is quick, so steps go together"
         for step in (within[0], within[-1]):
             resumed.load_state_dict(states[step])
@@ -96,7 +100,7 @@ def test_threads_that_share_an_iterator_get_each_batch_once() -> None:
             for leaf in iterator:
                 found.append(int(leaf.values[0][0]))
                 state = iterator.state_dict()
-                assert state["step"] > leaf.batch.step
+                assert state["step"] > leaf.drawn.batch.step
 
         in_threads(4, read)
         assert sorted(found) == list(range(0, 2000, 2))
@@ -112,7 +116,7 @@ def test_closing_beside_other_threads_ends_their_iteration() -> None:
             def read() -> None:
                 with contextlib.suppress(FailedPreconditionError, CancelledError):
                     for leaf in iterator:  # noqa: B023 - the threads end in this turn
-                        found.append(leaf.batch.step)  # noqa: B023
+                        found.append(leaf.drawn.batch.step)  # noqa: B023
                         if len(found) > 30:  # noqa: B023
                             iterator.close()  # noqa: B023
 
@@ -132,5 +136,5 @@ def test_parts_say_where_they_are_and_where_they_go() -> None:
             assert isinstance(leaf, BatchLeaf)
             parts = [leaf.part_on(rank) for rank in range(2)]
             assert (leaf.num_parts, leaf.rows) == (2, (2, 1))
-            assert [part.ref for part in parts] == list(leaf.batch.group.refs)
+            assert [part.ref for part in parts] == list(leaf.drawn.batch.group.refs)
             assert [part.on_host for part in parts] == [on_host] * 2

@@ -1,0 +1,141 @@
+"""The part of one replica in a recovery: it goes back to a boundary, or takes over the state of a lost replica."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+
+from raydist.collectives.base import Membership
+from raydist.mirroring.replica import MirrorReplica
+from raydist.replicas.device_copies import Accelerator
+from raydist.replicas.neighbours import Neighbours
+from raydist.replicas.recovery_plan import SurvivorStatus
+from raydist.replicas.rollback import OwnState, Rollback
+from raydist.replicas.step import ReplicaSetup, StepHeader
+
+Seed = tuple[int, int]
+"""The driver's torch seed, and how often it was set."""
+
+# Distance between the seeds of two replicas: replica 1 of a run must not equal replica 0 of a run with the next seed.
+_STREAM = 0x9E3779B97F4A7C15
+
+
+@final
+class ReplicaSeeds:
+    """The seed of one replica's generators.
+
+    Attributes:
+        current: The driver's seed that the generators were last set by; None before.
+    """
+
+    def __init__(self, accelerator: Accelerator, rank: int) -> None:
+        self._accelerator = accelerator
+        self._rank = rank
+        self.current: Seed | None = None
+
+    def set(self, seed: Seed) -> None:
+        """Seed this replica from the driver's `torch.manual_seed`. Each replica differs, because Dropout masks must."""
+        self.current = seed
+        self._accelerator.seed((seed[0] + self._rank * _STREAM) % 2**63)
+
+
+@final
+class ReplicaRecovery:
+    """What one replica keeps for the case that another one is lost, and what it does then.
+
+    `num_calls` returns the number of collectives that the replica has called.
+    """
+
+    def __init__(
+        self,
+        mirror: MirrorReplica,
+        device: torch.device,
+        seeds: ReplicaSeeds,
+        num_calls: Callable[[], int],
+        setup: ReplicaSetup,
+    ) -> None:
+        self._mirror = mirror
+        self._device = device
+        self._seeds = seeds
+        self._setup = setup
+        self._neighbours = Neighbours()
+        self._early: tuple[int, bytes] = -1, b""  # this replica's own state before the last backward pass
+        multi_update = "copy" if setup.failures is None else setup.failures.multi_update
+        self.rollback = Rollback(mirror, device, num_calls, multi_update)
+
+    def hooks(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return the functions to call when the step function has returned, and when it draws from an iterator."""
+        return self.rollback.function_ended, self.rollback.note_draw
+
+    def join(self, membership: Membership) -> None:
+        """Connect to the neighbours in a new generation of the group. Blocks until these do."""
+        self._neighbours.join(membership, self._setup.collective_timeout_s)
+
+    def begin(self, header: StepHeader, *, exchanges_late: bool) -> None:
+        """Begin a step; see `Rollback.begin`."""
+        self.rollback.begin(header.step, header.payload.digest, self._seeds.current, exchanges_late=exchanges_late)
+
+    def end(self, *, shared: bool) -> None:
+        """End a step; see `Rollback.end`."""
+        self.rollback.end(shared=shared)
+        self.send_own_state()
+
+    def send_own_state(self) -> None:
+        """Send the state that only this replica has to its neighbour, at a boundary."""
+        if not self.rollback.is_pending and self._setup.world_size > 1:
+            self._neighbours.send(self.rollback.boundary, self.rollback.shared, self._pack_own_state())
+
+    def _pack_own_state(self) -> bytes:
+        return pickle.dumps(OwnState.of(self._mirror, self._seeds.current, self._device), pickle.HIGHEST_PROTOCOL)
+
+    def note_pass(self, found_gradients: bool) -> None:
+        """Send the own state before a backward pass: its peers may end the step although this replica is lost in it."""
+        self.rollback.note_pass(found_gradients)
+        step, state = self.rollback.step, self._pack_own_state()
+        self._early = step + 1, state
+        self._neighbours.send(step + 1, step, state, early=True)
+
+    def status(self) -> tuple[SurvivorStatus, list[tuple[int, int]]]:
+        """Return this replica's status, and the copies that it keeps for the previous rank."""
+        return self.rollback.status(), self._neighbours.copies()
+
+    def go_back(self) -> None:
+        """Go back to the last boundary."""
+        self._mirror.settle()
+        self._seeds.current = self.rollback.go_back(self._seeds.current)
+
+    def copy_for_previous(self, boundary: int) -> bytes:
+        """Return the copy of the previous rank's own state at a boundary."""
+        return self._neighbours.copy(boundary)
+
+    def dump_for_newcomer(self) -> tuple[Any, Seed | None]:
+        """Return everything that replicas hold alike, for `adopt`."""
+        return self._mirror.dump_for_newcomer(), self._seeds.current
+
+    def adopt(self, dumped: tuple[Any, Seed | None], step: int, own: bytes | None, is_new: bool) -> None:
+        """Take over what another replica holds, and begin at a step.
+
+        Args:
+            dumped: Result of the other replica's `dump_for_newcomer`.
+            step: The first step that this replica runs.
+            own: The copy of this rank's own state that its neighbour keeps; None for no copy. Only for a new replica.
+            is_new: This replica has just started.
+        """
+        if not is_new:  # a step that others have completed counts as done here, too
+            own = self._early[1] if self._early[0] == step else self._pack_own_state()
+        (state, functions), seed = dumped
+        self._mirror.load_as_newcomer(state, functions)
+        mine: OwnState | None = None if own is None else pickle.loads(own)
+        if mine is not None:
+            mine.restore(self._mirror, self._device)
+            self._seeds.current = mine.seed
+        elif seed is not None:
+            self._seeds.set(seed)
+        self.rollback.start_from(step, step - 1)
+
+    def close(self) -> None:
+        """Close the connections to the neighbours."""
+        self._neighbours.close()
