@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,10 @@ from torch.utils.data import (
 )
 
 import raydist as rd
-from raydist.distributed_dataset import DistributedDataset
-from raydist.distributed_dataset.per_replica import InputLayout, pickle_ops
-from raydist.options import AutoShardPolicy, InputOptions
-from raydist.pipelines.autotune.tuned_executor import local_executor
-from raydist.pipelines.elements.small_floats import tensor_of_array
-from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.steps import GlobalBatches, element_views
+from raydist.core.values import PerReplica
+from raydist.distributed_dataset import DistributedDataset, distribute
+from raydist.options import InputOptions
+from tests.actors.readers.fakes import fake_side
 
 MadeLoader = tuple[DataLoader[Any], Callable[[int], None]]
 """A loader, and what a program does with it before every epoch, given the epoch's number."""
@@ -237,56 +234,19 @@ def _nothing(epoch: int) -> None:
 EPOCHS = 3
 
 
-class Pieces:
-    """The steps of one epoch, cut for replicas as an input pipeline cuts them, and put together again."""
-
-    has_ended = False
-
-    def __init__(self, op: Any, dataset: rd.Dataset, num_replicas: int, seed: int, epoch: int) -> None:
-        given: Any = {"options": dataset.options(), "seed": seed, "epoch": epoch, "make_executor": local_executor}
-        self._steps = GlobalBatches(DatasetIterator(op, convert=element_views, **given), num_replicas, "per_batch")
-        self.state_dict = self._steps.state_dict
-        self.load_state_dict = self._steps.load_state_dict
-        self.close = self._steps.close
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> list[Any]:
-        try:
-            cuts = self._steps.next_step()
-        except StopIteration:
-            self.has_ended = True
-            raise
-        assert all(len({len(leaf) for leaf in cut.columns}) == 1 for cut in cuts)
-        return [_value(np.concatenate(leaf)) for leaf in zip(*(cut.columns for cut in cuts), strict=True)]
-
-
-class CutDataset(DistributedDataset):
-    """A loader on so many replicas, without Ray: the pipeline of an epoch is pickled, as if an actor ran it."""
-
-    element_spec = None
-
-    def __init__(self, loader: Any, num_replicas: int) -> None:
-        dataset = rd.Dataset.from_torch(loader)
-        super().__init__([dataset], InputOptions())
-        self._num_replicas = num_replicas
-        self._layout = InputLayout.of_batches(dataset._op, AutoShardPolicy.DATA, 1)
-
-    def _open_epoch(self, epoch: int, position: Any = None) -> Any:
-        ((op,),) = pickle.loads(pickle_ops(self._layout.at_epoch(epoch, position).of_workers))
-        return Pieces(op, self._datasets[0], self._num_replicas, self._epochs.seed, epoch)
-
-
-def _value(leaf: np.ndarray[Any, Any]) -> Any:
-    if leaf.dtype == object:
-        return leaf.tolist()
-    tensor = tensor_of_array(leaf, torch.from_numpy)
-    return str(tensor.dtype), tensor.tolist()
+@contextmanager
+def on_replicas(loader: Any, num_replicas: int) -> Iterator[DistributedDataset]:
+    """A loader on so many replicas, without Ray."""
+    with fake_side(num_replicas) as side:
+        yield distribute(rd.Dataset.from_torch(loader), side, InputOptions(num_input_workers=0))
 
 
 def _leaves(batch: Any) -> list[Any]:
-    """The leaves of a batch of torch's, as `Pieces` gives them."""
+    """The leaves of a batch, of torch's or of replicas."""
+    if isinstance(batch, PerReplica):
+        return _leaves(
+            torch.cat(batch.values) if isinstance(batch.values[0], torch.Tensor) else np.concatenate(batch.values)
+        )
     if isinstance(batch, torch.Tensor):
         return [(str(batch.dtype), batch.tolist())]
     if isinstance(batch, Mapping):
@@ -304,19 +264,19 @@ def _check(seed: int) -> int:
     after = torch.rand(()), np.random.rand(), random.random()
 
     loader, before = _begin(seed)
-    dataset = CutDataset(loader, rng.randint(1, 3))
     stop = rng.randrange(EPOCHS)
     saved_at = rng.randint(1, max(1, len(expected[stop])))
     saved: Any = None
-    for epoch in range(EPOCHS):
-        before(epoch)
-        made = []
-        for batch in dataset:
-            made.append(batch)
-            if (epoch, len(made)) == (stop, saved_at):
-                own = torch.get_rng_state(), np.random.get_state(), random.getstate()
-                saved = json.dumps(dataset.state_dict()), own
-        assert made == expected[epoch], f"loader {seed}, epoch {epoch}"
+    with on_replicas(loader, rng.randint(1, 3)) as dataset:
+        for epoch in range(EPOCHS):
+            before(epoch)
+            made = []
+            for batch in dataset:
+                made.append(_leaves(batch))
+                if (epoch, len(made)) == (stop, saved_at):
+                    own = torch.get_rng_state(), np.random.get_state(), random.getstate()
+                    saved = json.dumps(dataset.state_dict()), own
+            assert made == expected[epoch], f"loader {seed}, epoch {epoch}"
     if not isinstance(getattr(loader.sampler, "sampler", loader.sampler), Unsized):  # which goes on with the next epoch
         assert after == (torch.rand(()), np.random.rand(), random.random()), f"loader {seed} left other generators"
     if saved is None:
@@ -346,16 +306,20 @@ def _check_resumed(
     generators = _find(position, "generators"), _find(position, "globals")
     assert len(state) <= (10 + 8 * sum(map(len, generators))) * 1024
     loader, before = _begin(seed)
-    resumed = CutDataset(loader, num_replicas)
-    torch.set_rng_state(own[0])  # a Checkpoint does so
-    np.random.set_state(own[1])
-    random.setstate(own[2])
-    before(stop)
-    resumed.load_state_dict(json.loads(state))
-    assert list(resumed) == rest, f"loader {seed}, resumed in epoch {stop}, {len(rest)} batches before its end"
-    for epoch in range(stop + 1, EPOCHS):
-        before(epoch)
-        assert list(resumed) == expected[epoch], f"loader {seed}, epoch {epoch} after one that was resumed"
+    with on_replicas(loader, num_replicas) as resumed:
+        torch.set_rng_state(own[0])  # a Checkpoint does so
+        np.random.set_state(own[1])
+        random.setstate(own[2])
+        before(stop)
+        resumed.load_state_dict(json.loads(state))
+        assert [*map(_leaves, resumed)] == rest, (
+            f"loader {seed}, resumed in epoch {stop}, {len(rest)} batches from its end"
+        )
+        for epoch in range(stop + 1, EPOCHS):
+            before(epoch)
+            assert [*map(_leaves, resumed)] == expected[epoch], (
+                f"loader {seed}, epoch {epoch} after one that was resumed"
+            )
 
 
 def _find(state: Any, key: str) -> Any:

@@ -78,33 +78,16 @@ def test_an_iterator_resumes_after_any_element(
     pipeline: Pipeline, saved_on: MakeExecutor, loaded_on: MakeExecutor, data: st.DataObject
 ) -> None:
     expected = elements_of(pipeline)
-    done = data.draw(st.integers(0, len(expected)))
-    first = iterate(pipeline.build(), saved_on)
-    assert same(collect(first, done), expected[:done])
-    state = json.dumps(first.state_dict())
-    first.close()
-    assert len(state) <= MOST_STATE_BYTES
-    second = iterate(pipeline.build(), loaded_on, epoch=99)
-    second.load_state_dict(json.loads(state))
-    assert same(collect(second, LIMIT - done), expected[done:])
-    second.close()
-
-
-@settings(max_examples=how_many(some=100, many=1000))
-@given(pipeline=pipelines(), data=st.data())
-def test_breaks_upon_breaks_change_nothing(pipeline: Pipeline, data: st.DataObject) -> None:
-    """A job that is stopped again and again saves, loads, and reads a little."""
-    expected = elements_of(pipeline)
-    got: list[Any] = []
-    state: dict[str, Any] | None = None
-    while len(got) < len(expected):
-        iterator = iterate(pipeline.build())
+    breaks = sorted(data.draw(st.lists(st.integers(0, len(expected)), min_size=1, max_size=4)))
+    state: str | None = None
+    for begin, end in itertools.pairwise([0, *breaks, LIMIT]):
+        iterator = iterate(pipeline.build(), saved_on if begin == 0 else loaded_on, epoch=99 if state else 0)
         if state is not None:
-            iterator.load_state_dict(json.loads(json.dumps(state)))
-        got += collect(iterator, min(data.draw(st.integers(1, 9)), len(expected) - len(got)))
-        state = iterator.state_dict()
+            iterator.load_state_dict(json.loads(state))
+        assert same(collect(iterator, end - begin), expected[begin:end])
+        state = json.dumps(iterator.state_dict())
+        assert len(state) <= MOST_STATE_BYTES
         iterator.close()
-    assert same(got, expected)
 
 
 NOT_DRAWN = {
