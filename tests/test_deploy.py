@@ -41,15 +41,6 @@ def test_clusters_pass_the_validation_of_ray_up_and_are_in_the_table() -> None:
     assert all(f"]({path.name})" in table for path in DEPLOY.glob("*.yaml"))
 
 
-def test_nodes_of_google_cloud_are_machines_or_slices() -> None:
-    nodes = {
-        name: kind["node_config"] for path in LAUNCHER[1:] for name, kind in load(path)["available_node_types"].items()
-    }
-    # How Ray tells them apart (autoscaler/_private/gcp/config.py, which needs Google's client to be imported).
-    assert {name for name, node in nodes.items() if "machineType" not in node} == {"tpu-slice"}
-    assert {name for name, node in nodes.items() if "acceleratorType" in node} == {"tpu-slice"}
-
-
 def test_gpu_nodes_hold_what_replicas_ask_for() -> None:
     kinds = load(DEPLOY / "gcp-gpu.yaml")["available_node_types"]
     gpus = kinds["gpu-replica"]

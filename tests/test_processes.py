@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.core.failpoints import FAILPOINT_VARIABLE, KNOWN_FAILPOINTS, failpoint, installed
+from raydist.core.failpoints import FAILPOINT_VARIABLE, KNOWN_FAILPOINTS, failpoint
 from raydist.core.fork_guard import OwningProcess, call_here, end_forked_child, register_after_fork
 from tests.forks import in_a_forked_child
 from tests.import_graph import modules
@@ -166,17 +165,6 @@ def test_threads_are_told_to_end_and_awaited_but_not_for_ever() -> None:
 NAME = KNOWN_FAILPOINTS[0]
 
 
-def test_handlers_are_told_while_they_are_installed() -> None:
-    first: list[str] = []
-    second: list[str] = []
-    with installed(first.append):
-        failpoint(NAME)
-        with installed(second.append):
-            failpoint(NAME)
-    failpoint(NAME)
-    assert (first, second) == ([NAME, NAME], [NAME])
-
-
 def test_names_of_failpoints_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "".join(path.read_text() for path in modules().values())
     assert set(re.findall(r'\bfailpoint\("([a-z_.]+)"\)', source)) <= set(KNOWN_FAILPOINTS)
@@ -185,18 +173,3 @@ def test_names_of_failpoints_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAILPOINT_VARIABLE, "checkpoint.nevermore")
     with pytest.raises(InvalidArgumentError, match="'checkpoint.nevermore'"):
         failpoint(NAME)
-
-
-def test_a_child_kills_itself_at_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pass_thrice() -> None:
-        for _ in range(3):
-            failpoint(NAME)
-
-    for wanted, status in (
-        (NAME, -signal.SIGKILL),
-        (f"{NAME}:3", -signal.SIGKILL),
-        (f"{NAME}:4", 0),
-        (KNOWN_FAILPOINTS[1], 0),
-    ):
-        monkeypatch.setenv(FAILPOINT_VARIABLE, wanted)
-        assert in_a_forked_child(pass_thrice) == status, wanted

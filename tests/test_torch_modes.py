@@ -26,7 +26,17 @@ BLOCKS: list[tuple[Block, TorchModes]] = [
         lambda: torch.autocast("cpu", torch.float16, cache_enabled=False),
         TorchModes(autocast=(("cpu", torch.float16),), caches_casts=False),
     ),
-    (TorchSettings(torch.float64).applied, TorchModes(settings=TorchSettings(torch.float64))),
+    *(
+        (settings.applied, TorchModes(settings=settings))
+        for settings in (
+            TorchSettings(dtype=torch.float64),
+            TorchSettings(deterministic="error"),
+            TorchSettings(deterministic="warn"),
+            TorchSettings(matmul_precision="high"),
+            TorchSettings(finds_anomalies=True),
+            TorchSettings(torch.float16, "warn", "medium", True),
+        )
+    ),
 ]
 
 
@@ -51,15 +61,7 @@ def test_tensors_made_outside_of_inference_mode_count_writes() -> None:
     assert num_writes(usual.add_(1)) == 2
 
 
-SETTINGS = [
-    TorchSettings(dtype=torch.float64),
-    TorchSettings(deterministic="error"),
-    TorchSettings(deterministic="warn"),
-    TorchSettings(matmul_precision="high"),
-    TorchSettings(finds_anomalies=True),
-    TorchSettings(torch.float16, "warn", "medium", True),
-]
-DOUBLE = SETTINGS[0]
+DOUBLE = TorchSettings(torch.float64)
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +70,7 @@ def as_torch_has_it() -> Iterator[None]:
     assert TorchSettings.here() == TorchSettings()
 
 
-def test_settings_that_are_applied_are_found_and_others_left_alone() -> None:
-    for settings in SETTINGS:
-        with settings.applied():
-            assert TorchSettings.here() == settings
-        assert TorchSettings.here() == TorchSettings()
+def test_settings_that_are_not_said_are_left_alone() -> None:
     with TorchSettings(torch.float16, "warn", "medium").applied(), DOUBLE.applied():
         assert TorchSettings.here() == TorchSettings(torch.float64, "warn", "medium")
 

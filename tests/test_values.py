@@ -6,16 +6,14 @@ import gc
 import operator
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from raydist.core.contextvar_scope import contextvar_scope
 from raydist.core.errors import InvalidArgumentError
-from raydist.core.values import InputContext, NoNumber, PerReplica, ReduceOp
+from raydist.core.values import InputContext, PerReplica, ReduceOp
 from raydist.core.weak_class_cache import remembered_by_class
 
 
@@ -46,7 +44,7 @@ def test_printing_is_reading() -> None:
 
 def test_per_replica_is_no_number() -> None:
     uses: list[Callable[[Any], Any]] = [
-        *(float, int, complex, round, abs, operator.neg, operator.pos, "{:.3f}".format, torch.mean),
+        *(bool, float, int, complex, round, abs, operator.neg, operator.pos, "{:.3f}".format, torch.mean),
         *(lambda x: 1 + x, lambda x: x - 1, lambda x: 2 * x, lambda x: x / x, lambda x: x // 2, lambda x: x**2),
         *(lambda x: 2 % x, lambda x: sum([x, x]), lambda x: x < 1, lambda x: max(x, x), lambda x: x @ x),
         *(lambda x: torch.stack([x, x]), lambda x: torch.ones(2) + x, lambda x: torch.ones(2).add(x)),
@@ -77,31 +75,6 @@ def test_per_replica_batch_size() -> None:
         assert InputContext(num_replicas_in_sync=replicas).get_per_replica_batch_size(size) == expected
     with pytest.raises(InvalidArgumentError, match=r"got 10 and 4. Use 8 or 12"):
         InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(10)
-
-
-class Held(NoNumber):
-    @staticmethod
-    def _refusal() -> str:
-        return "Ask for it."
-
-
-def test_what_is_no_number_says_what_to_do() -> None:
-    uses: list[Callable[[Any], Any]] = [bool, int, float, operator.neg, abs]
-    uses += [lambda it: it + 1, lambda it: 2 * it, lambda it: it < it]
-    for use in uses:
-        with pytest.raises(InvalidArgumentError, match=r"^Ask for it\.$"):
-            use(Held())
-
-
-COLOR: ContextVar[str] = ContextVar("COLOR", default="white")
-
-
-def test_the_innermost_block_counts_and_leaves_what_was() -> None:
-    with contextvar_scope(COLOR, "red"):
-        with contextvar_scope(COLOR, "blue"):
-            assert COLOR.get() == "blue"
-        assert COLOR.get() == "red"
-    assert COLOR.get() == "white"
 
 
 def test_a_class_is_looked_at_once_and_forgotten_with_its_last_user() -> None:

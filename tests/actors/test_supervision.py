@@ -14,7 +14,6 @@ from ray._private.state import state
 from ray.core.generated import gcs_pb2
 
 import raydist as rd
-from raydist.actors.background_actor import BackgroundActor
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import (
     RemoteFailure,
@@ -200,27 +199,3 @@ def test_ray_shows_who_is_who(mirrored: Callable[[int], rd.MirroredStrategy]) ->
     name = group._setups[0].name
     assert {f"replica {rank} of {name}" for rank in range(2)} <= shown
     assert f"input pipeline of {name}" in shown
-
-
-# --- background actor -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-def test_it_tells_what_comes_and_ends_when_it_is_told(ray_cluster: None) -> None:
-    def count(stopped: Callable[[], bool], tell: Callable[[Any], None]) -> None:
-        tell(1)
-        while not stopped():
-            time.sleep(0.01)
-
-    actor = BackgroundActor(count, "The counter", {"CPU": 0.01})
-    actor.start()
-    try:
-        end = time.monotonic() + 30
-        while not (found := actor.news(0))[1] and time.monotonic() < end:
-            time.sleep(0.05)
-        assert found == (False, [1])
-        assert actor.news(1) == (False, [])
-    finally:
-        actor.stop(10.0)
-        actor.stop(10.0)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import threading
 import time
 from collections import Counter
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import raydist as rd
-from raydist.coordinator.closures import Closure, ClosureQueue, closure_header
+from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.worker_pool import PayloadLog
 from raydist.core.nest import flatten
-from raydist.core.values import PerReplica, ReduceOp
-from raydist.mirroring.messages import StepPayload
-from raydist.options import RunOptions
 from raydist.replicas.ps.work_message import PlannedWork
 from raydist.replicas.results import StepResult
-from raydist.replicas.step import StepHeader
 from tests.coordinator.in_process import coordinated, scheduled
 
 WORKERS = st.integers(0, 2)
@@ -121,20 +115,6 @@ def test_what_has_not_begun_is_given_up_but_for_what_lies_before_what_has_or_is_
     assert queue.num_open == 5
 
 
-def test_a_worker_gets_its_step_with_the_seed_of_the_program() -> None:
-    torch.manual_seed(7)
-    payload = StepPayload(digest=b"step", arguments=b"args", per_replica=(PerReplica([1]),))
-    header = pickle.loads(
-        closure_header(payload, RunOptions(on_nonfinite="skip"), ReduceOp.SUM, None, 5, looks_only=True)
-    )
-    assert isinstance(header, StepHeader)
-    assert (header.step, header.generation, header.seed[0]) == (5, 0, 7)
-    assert (header.gradient_reduce_op, header.on_nonfinite) == (ReduceOp.SUM, "skip")
-    assert (header.padding, header.looks_only, header.summaries) == (False, True, None)
-    assert header.payload == payload.of_step()
-    assert header.payload.per_replica == (), "its parts travel apart"
-
-
 class Log:
     """Clocks as the workers' own threads count them, and the largest lead with which a closure began."""
 
@@ -225,47 +205,6 @@ def test_clocks_begin_again_when_the_queue_was_empty_and_a_new_worker_starts_at_
         queue.take(0)
         finish_one(queue, 0)
     assert queue.capacity_of(2, [0, 2]) == queue.capacity_of(0, [0, 2]) == 1
-
-
-class LogFollowers(RuleBasedStateMachine):
-    """Writes settings of some names; workers apply what they are sent, and start again now and then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log = PayloadLog(2)
-        self.written: list[dict[str, int]] = []
-        self.workers: list[dict[str, int]] = [{}, {}]
-
-    @rule(names=st.frozensets(st.sampled_from("abc"), min_size=1), repeats=st.booleans())
-    def write(self, names: frozenset[str], repeats: bool) -> None:
-        number = self.log.end
-        entry = ",".join(f"{name}={number}" for name in sorted(names))
-        self.log.append(entry.encode(), names if repeats else frozenset())
-        self.written.append({**(self.written[-1] if self.written else {}), **dict.fromkeys(names, number)})
-
-    @rule(worker=st.integers(0, 1), back=st.integers(0, 3))
-    def send(self, worker: int, back: int) -> None:
-        before = max(0, self.log.end - back)
-        for entry in self.log.due(worker, before):
-            pairs = (pair.split("=") for pair in entry.decode().split(","))
-            self.workers[worker].update({name: int(number) for name, number in pairs})
-        expected = self.written[before - 1] if before else {}
-        found = self.workers[worker]
-        assert all(found.get(name, -1) >= number for name, number in expected.items())
-
-    @rule(worker=st.integers(0, 1))
-    def restart(self, worker: int) -> None:
-        self.workers[worker] = {}
-        self.log.restarted(worker)
-
-    @invariant()
-    def is_in_order(self) -> None:
-        assert self.log.num_held <= self.log.end
-
-
-LogFollowers.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
-
-TestLogFollowers = LogFollowers.TestCase
 
 
 def test_a_learning_rate_that_is_set_for_every_step_leaves_a_short_log() -> None:

@@ -20,6 +20,7 @@ import raydist as rd
 from raydist.actors.version_check import Software
 from raydist.coordinator.remote_value import holds_remote
 from tests.coordinator.in_process import TIMEOUTS, ThreadPort, coordinated, scheduled
+from tests.waiting import wait_until
 
 
 def test_closures_run_on_all_workers_and_their_values_come_back() -> None:
@@ -84,8 +85,7 @@ def test_an_error_comes_out_of_the_next_call_whatever_that_is() -> None:
     with coordinated() as (coordinator, _, _):
         for ask in (coordinator.done, lambda: scheduled(coordinator, lambda: None)):
             scheduled(coordinator, fail, "bad")
-            while coordinator._queue.error is None:
-                time.sleep(0.01)
+            wait_until(lambda: coordinator._queue.error)
             with pytest.raises(ValueError, match="bad"):
                 ask()
             coordinator.join()
@@ -121,8 +121,7 @@ def test_no_worker_left_is_an_error_of_everything() -> None:
     gate = threading.Event()
     with coordinated(1) as (coordinator, port, side):
         closure = scheduled(coordinator, pickled_wait(gate))
-        while not side.begun:
-            time.sleep(0.01)
+        wait_until(lambda: side.begun)
         port.refuse_to_start.add(0)
         port.kill(0)
         with pytest.raises(rd.UnavailableError, match=r"No worker is left.*worker 0 has no place"):
@@ -207,7 +206,7 @@ def test_a_worker_that_comes_back_with_another_version_is_left_out(caplog: pytes
         closures = [scheduled(coordinator, lambda n: n, n) for n in range(8)]
         coordinator.join()
         assert [coordinator.value_of(closure) for closure in closures] == list(range(8))
-        _await(lambda: bool(caplog.messages))
+        wait_until(lambda: caplog.messages)
     assert "The others go on without worker 1: All nodes must have the versions" in caplog.messages[0]
 
 
@@ -219,13 +218,6 @@ def test_workers_wait_for_one_that_says_nothing_and_then_begin(monkeypatch: pyte
     with coordinated(2, port=port) as (coordinator, _, _side):
         assert coordinator.value_of(scheduled(coordinator, lambda: 7)) == 7
         assert 0.5 <= time.monotonic() - began < TIMEOUTS.start_s
-
-
-def _await(condition: object) -> None:
-    end = time.monotonic() + 10.0
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_it_is_no_number_its_parts_are_values_and_it_prints_as_what_it_is() -> None:

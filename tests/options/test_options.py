@@ -17,7 +17,6 @@ from raydist.options import (
     RunOptions,
     Timeouts,
 )
-from raydist.options.settings import SettingsGroup, count, group, one_of, optional_count, typed
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (InputOptions, {"split": "rows"}, "split must be .* got 'rows'"),
@@ -109,14 +108,39 @@ def test_every_time_limit_is_finite_and_positive() -> None:
 
 def test_pipeline_options_are_checked_when_they_are_set() -> None:
     options = Options()
+    with pytest.raises(AttributeError, match="no setting 'sed'. It has .*seed"):
+        Options(sed=1)
     with pytest.raises(AttributeError, match="sed"):
         options.sed = 1  # type: ignore[attr-defined]  # the point of this test
-    with pytest.raises(TypeError, match=r"Options\.deterministic must be a bool, got 1"):
-        options.deterministic = 1  # type: ignore[assignment]  # the point of this test
-    with pytest.raises(TypeError, match="auto_shard_policy must be one of"):
-        Options(auto_shard_policy="DATA")
-    with pytest.raises(TypeError, match="on_error must be one of 'raise', got 'skip'"):
-        Options(on_error="skip")
+    with pytest.raises(AttributeError, match="merge"):
+        Options(merge=1)
+    wrong: list[tuple[str, Any, str]] = [
+        ("deterministic", 1, r"Options\.deterministic must be a bool, got 1"),
+        ("auto_shard_policy", "DATA", "auto_shard_policy must be one of"),
+        ("on_error", "skip", "on_error must be one of 'raise', got 'skip'"),
+        ("num_input_workers", -1, "num_input_workers must be an int >= 0, got -1"),
+        ("num_input_workers", True, "must be an int >= 0, got True"),
+        ("num_input_workers", None, "must be an int >= 0, got None"),
+        ("autotune", {}, "Options.autotune must be a AutotuneOptions, got {}"),
+    ]
+    for name, value, message in wrong:
+        with pytest.raises(TypeError, match=message):
+            Options(**{name: value})
+
+
+def test_only_what_was_given_is_merged_and_what_is_frozen_stays_at_any_depth() -> None:
+    one, other = Options(seed=1), Options(deterministic=False)
+    one.autotune.ram_budget, other.autotune.enabled = 2, False
+    merged = one.merge(other)
+    assert (merged.seed, merged.deterministic) == (1, False)
+    assert (merged.autotune.ram_budget, merged.autotune.enabled, merged.autotune.cpu_budget) == (2, False, None)
+    assert merged != Options()
+    frozen = merged.frozen()
+    with pytest.raises(InvalidArgumentError, match="cannot be changed"):
+        frozen.seed = 2
+    with pytest.raises(InvalidArgumentError, match="cannot be changed"):
+        frozen.autotune.cpu_budget = 2
+    assert frozen.merge(Options(seed=4)).seed == 4
 
 
 def test_tensorflows_place_for_the_shard_policy() -> None:
@@ -132,55 +156,3 @@ def test_tensorflows_place_for_the_shard_policy() -> None:
         options.experimental_distribute.auto_shard_policy = "off"  # type: ignore[assignment]  # the point of this test
     with pytest.raises(AttributeError, match="num_devices"):
         options.experimental_distribute.num_devices = 2  # type: ignore[attr-defined]  # the point of this test
-
-
-class Inner(SettingsGroup):
-    __slots__ = ()
-    flag = typed(True, bool)
-    limit = optional_count(None, 1)
-
-
-class Outer(SettingsGroup):
-    __slots__ = ()
-    mode = one_of("a", "a", "b")
-    size = count(3, 0)
-    inner = group(Inner)
-
-
-def test_unknown_names_are_attribute_errors() -> None:
-    with pytest.raises(AttributeError, match="no setting 'sise'. It has mode, size, inner"):
-        Outer(sise=1)
-    with pytest.raises(AttributeError, match="sise"):
-        Outer().sise = 1  # type: ignore[attr-defined]  # the point of this test
-    with pytest.raises(AttributeError, match="merge"):
-        Outer(merge=1)
-
-
-def test_wrong_types_are_type_errors() -> None:
-    wrong: list[tuple[str, object, str]] = [
-        ("mode", "c", "Outer.mode must be one of 'a', 'b', got 'c'"),
-        ("size", -1, "Outer.size must be an int >= 0, got -1"),
-        ("size", True, "must be an int >= 0, got True"),
-        ("size", None, "must be an int >= 0, got None"),
-        ("inner", {}, "Outer.inner must be a Inner, got {}"),
-    ]
-    for name, value, message in wrong:
-        with pytest.raises(TypeError, match=message):
-            setattr(Outer(), name, value)
-    with pytest.raises(TypeError, match="must be a bool, got 1"):
-        Outer(inner=Inner(flag=1))
-
-
-def test_only_what_was_given_is_merged() -> None:
-    merged = Outer(size=1, inner=Inner(limit=2)).merge(Outer(mode="b", inner=Inner(flag=False)))
-    assert merged == Outer(size=1, mode="b", inner=Inner(limit=2, flag=False))
-    assert merged != Outer()
-
-
-def test_frozen_settings_cannot_be_changed_at_any_depth() -> None:
-    frozen = Outer(size=1).frozen()
-    with pytest.raises(InvalidArgumentError, match="cannot be changed"):
-        frozen.size = 2
-    with pytest.raises(InvalidArgumentError, match="cannot be changed"):
-        frozen.inner.limit = 2
-    assert frozen.merge(Outer(size=4)).size == 4

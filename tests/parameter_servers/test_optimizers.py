@@ -269,23 +269,6 @@ def test_what_does_not_belong_to_it_is_refused() -> None:
             optimizer.set_state({7: {}})
 
 
-def test_rows_and_whole_gradients_by_one_optimizer() -> None:
-    """Torch passes over memory once for those, and cannot for these."""
-    with slices_of_zeros(*SLICES) as values:
-        options = options_of(torch.optim.Adagrad, lr=1.0)
-        optimizer = ServerOptimizer(torch.optim.Adagrad, [OptimizerGroup(options, (0,))], values, {})
-        some = PushedRows(torch.tensor([1]), torch.full((1,), 2.0, dtype=torch.float64))
-        for gradient in (torch.ones(2, dtype=torch.float64), some, torch.ones(2, dtype=torch.float64)):
-            with values.changing():
-                optimizer.step(ServerGradients({0: gradient}, {}))
-        bare = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
-        constructed = torch.optim.Adagrad([bare], lr=1.0)
-        for each in ([1.0, 1.0], [0.0, 2.0], [1.0, 1.0]):
-            bare.grad = torch.tensor(each, dtype=torch.float64)
-            constructed.step()
-        torch.testing.assert_close(values.value(0), bare.detach(), rtol=1e-9, atol=0)
-
-
 def test_momentum_of_some_slices_only() -> None:
     with slices_of_zeros(*SLICES) as values:
         options = options_of(torch.optim.SGD, lr=1.0, momentum=0.5)

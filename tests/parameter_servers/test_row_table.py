@@ -273,16 +273,8 @@ def test_first_values_are_distributed_as_they_should_be() -> None:
 
 
 OPTIMIZERS: dict[type[torch.optim.Optimizer], tuple[set[str], set[str]]] = {
-    torch.optim.Adadelta: ({"square_avg", "acc_delta"}, {"step"}),
     torch.optim.Adagrad: ({"sum"}, {"step"}),
-    torch.optim.Adam: ({"exp_avg", "exp_avg_sq"}, {"step"}),
-    torch.optim.AdamW: ({"exp_avg", "exp_avg_sq"}, {"step"}),
-    torch.optim.Adamax: ({"exp_avg", "exp_inf"}, {"step"}),
     torch.optim.ASGD: ({"ax"}, {"step", "eta", "mu"}),
-    torch.optim.NAdam: ({"exp_avg", "exp_avg_sq"}, {"step", "mu_product"}),
-    torch.optim.RAdam: ({"exp_avg", "exp_avg_sq"}, {"step"}),
-    torch.optim.RMSprop: ({"square_avg"}, {"step"}),
-    torch.optim.Rprop: ({"prev", "step_size"}, {"step"}),
     torch.optim.SGD: (set(), set()),
     torch.optim.SparseAdam: ({"exp_avg", "exp_avg_sq"}, {"step"}),
 }
@@ -336,19 +328,6 @@ def growing(count: int) -> GrowingRows:
     made = GrowingRows(2, torch.float64)
     made.extend(count)
     return made
-
-
-def test_what_is_remembered_grows_with_the_rows() -> None:
-    table = growing(2)
-    update = LazyUpdate(table)
-    options = {"lr": 1.0, "initial_accumulator_value": 0.5}
-    update.apply(torch.tensor([1]), torch.full((1, 2), 2.0, dtype=torch.float64), torch.optim.Adagrad, options)
-    update.apply(torch.empty(0, dtype=torch.int64), torch.empty(0, 2).double(), torch.optim.Adagrad, options)
-    table.extend(3)
-    held = update.state()
-    assert held["rows"]["sum"][:, 0].tolist() == [0.5, 4.5, 0.5]
-    assert held["scalars"]["step"] == 2, "a step without rows counts"
-    assert update.num_bytes == 3 * 16
 
 
 def test_options_may_change_from_step_to_step_and_state_that_is_not_used_now_has_all_rows_too() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
@@ -38,7 +36,6 @@ from raydist.parameter_servers.requests import (
     Statistics,
 )
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.sync_steps import Arrival, SyncSteps
 from tests.parameter_servers.examples import (
     ME,
     OPTIMIZER,
@@ -98,21 +95,6 @@ def test_what_is_not_there() -> None:
         pass
 
 
-def test_slices_come_in_several_parts_and_may_be_overwritten() -> None:
-    with slices_of_zeros() as mine:
-        assert mine.version == 0
-        mine.create([slice_of(1, 2), slice_of(4)], [torch.ones(2).double(), torch.tensor(3.0).double()])
-        first = mine.value(1)
-        mine.create(
-            [slice_of(2, 1, dtype=torch.int8), slice_of(1, 2)], [torch.tensor([5]).char(), torch.zeros(2).double()]
-        )
-        assert mine.version == 2
-        assert first.tolist() == [0, 0]
-        assert first.data_ptr() == mine.value(1).data_ptr()
-        assert (mine.value(4).item(), mine.value(2).tolist()) == (3, [5])
-        assert mine.num_bytes == 2 * 8 + 8 + 1
-
-
 def test_values_are_replaced_all_or_none() -> None:
     with slices_of_zeros(slice_of(1, 2), slice_of(2)) as mine:
         mine.replace({1: torch.tensor([3.0, 4.0]).double(), 2: torch.tensor(5.0).double()})
@@ -121,6 +103,14 @@ def test_values_are_replaced_all_or_none() -> None:
             with pytest.raises(InvalidArgumentError):
                 mine.replace({1: torch.zeros(2).double(), number: value})
         assert (mine.value(1).tolist(), mine.value(2).item(), mine.version) == ([3, 4], 5, 2)
+
+
+def test_a_restore_with_a_state_of_no_slice_changes_nothing() -> None:
+    with servers() as [server]:
+        create(server, 2)
+        with pytest.raises(InvalidArgumentError, match="not number 9"):
+            server._state.replace({}, {0: GRADIENT}, {OPTIMIZER: {9: {}}})
+        assert ask(server, Pull((0,)))[1][0].tolist() == [0, 0]
 
 
 def test_an_optimizer_keeps_what_it_remembers_when_it_is_added_again() -> None:
@@ -141,123 +131,6 @@ def test_room_for_what_an_optimizer_remembers() -> None:
     message = r"server 0 is to hold 16,000 bytes for a Adam and has 12,000 free: 4,000 too few"
     with servers(memory=20_000) as [server], pytest.raises(InvalidArgumentError, match=message):
         create(server, 1000, kind=torch.optim.Adam)
-
-
-NUMBERS = st.integers(0, 3)
-
-
-class StepsWithBackups(RuleBasedStateMachine):
-    """Workers that hold closures, arrive, end and die in any order."""
-
-    @initialize(backups=st.integers(0, 2), holding=st.sets(NUMBERS))
-    def start(self, backups: int, holding: set[int]) -> None:
-        self.backups = backups
-        self.sync = SyncSteps(backups)
-        self.generations = [0] * 4
-        self.closures = 0
-        self.holding: dict[int, int] = {}
-        self.waiting: dict[int, Arrival] = {}
-        self.steps: dict[int, int] = {}
-        for worker in holding:
-            self.begin(worker)
-
-    def sender(self, worker: int) -> Sender:
-        return Sender(worker, self.generations[worker])
-
-    @rule(worker=NUMBERS)
-    def begin(self, worker: int) -> None:
-        if worker not in self.waiting:
-            self.closures += 1
-            self.holding[worker] = self.closures
-            self.sync.begin(self.sender(worker), self.closures)
-
-    @rule(worker=NUMBERS, behind=st.sampled_from([0, 0, 0, 1]))
-    def arrive(self, worker: int, behind: int) -> None:
-        if worker in self.waiting:
-            return
-        if worker not in self.holding:
-            self.begin(worker)
-        self.closures += 1
-        key, step = PushKey(self.closures, 0), max(0, self.sync.step - behind)
-        is_late = step < self.sync.step
-        arrival = self.sync.arrive(self.sender(worker), key, step)
-        assert (arrival is None) == is_late
-        if arrival is not None:
-            self.waiting[worker] = arrival
-            assert self.sync.arrive(self.sender(worker), key, step) is arrival, "it counts once"
-        self.look()
-
-    @rule(worker=NUMBERS)
-    def end(self, worker: int) -> None:
-        if worker not in self.waiting:
-            self.sync.end(self.sender(worker))
-            self.holding.pop(worker, None)
-            self.look()
-
-    @rule(worker=NUMBERS)
-    def die(self, worker: int) -> None:
-        first = self.sync.fence(self.sender(worker))
-        self.holding.pop(worker, None)
-        self.waiting.pop(worker, None)
-        assert self.sync.fence(self.sender(worker)) is first
-        self.generations[worker] += 1
-        self.look()
-
-    @rule()
-    def finish(self) -> None:
-        assert self.sync.decide() == len(self.waiting)
-        self.look()
-
-    def look(self) -> None:
-        """Those that have waited and are accepted now make up one step together."""
-        accepted = {worker: each for worker, each in self.waiting.items() if each.completes}
-        if accepted:
-            [(step, completes)] = {(each.step, each.completes) for each in accepted.values()}
-            assert completes == len(accepted) == len(self.waiting)
-            self.steps[step] = completes
-            self.waiting.clear()
-
-    @invariant()
-    def nobody_waits_for_those_who_do_not_come(self) -> None:
-        waiting: dict[int, Arrival] = getattr(self, "waiting", {})
-        if waiting:
-            assert len(waiting) < max(1, len(self.holding) - self.backups)
-
-    @invariant()
-    def steps_follow_one_another(self) -> None:
-        assert sorted(getattr(self, "steps", {})) == list(range(len(getattr(self, "steps", {}))))
-
-
-TestStepsWithBackups: Any = StepsWithBackups.TestCase
-
-
-def test_the_accepted_gradient_of_a_dead_worker_is_never_late() -> None:
-    """Some servers may have it: the others must get it."""
-    one, other, sync = Sender(0, 0), Sender(1, 0), SyncSteps(0)
-    sync.begin(one, 0)
-    sync.begin(other, 1)
-    sync.arrive(one, PushKey(0, 0), 0)
-    sync.arrive(other, PushKey(1, 0), 0)
-    dead = sync.fence(one)
-    assert dead is not None
-    assert (dead.step, dead.completes) == (0, 2)
-    successor = Sender(0, 1)
-    sync.begin(successor, 0)
-    assert sync.fence(one) is dead  # told twice
-    assert sync._holding == {0: (1, 0), 1: (0, 1)}, "the successor holds its closure"
-    owed = sync.arrive(successor, PushKey(0, 0), 0)
-    assert owed is not None
-    assert owed.step == 1
-    assert sync.arrive(successor, PushKey(0, 1), 0) is None
-    sync.fence(successor)  # before it was decided
-    again = Sender(0, 2)
-    sync.begin(again, 0)
-    owed, last = sync.arrive(again, PushKey(0, 0), 0), sync.arrive(other, PushKey(1, 1), 1)
-    assert owed is not None
-    assert last is not None
-    assert (owed.step, owed.completes) == (last.step, last.completes) == (1, 2)
-    assert sync.arrive(other, PushKey(1, 2, finished_below=1), 1) is None
-    assert sync.arrive(again, PushKey(0, 0), 0) is owed
 
 
 WORKERS = [Sender(worker, 0) for worker in range(3)]

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import raydist as rd
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.local_rows import (
     LocalRows,
@@ -31,7 +30,7 @@ from raydist.parameter_servers.local_rows import (
     spec_of,
     take_held_rows,
 )
-from raydist.parameter_servers.sharded_embedding import SavedRows, ShardedEmbedding, UniqueRows
+from raydist.parameter_servers.sharded_embedding import ShardedEmbedding, UniqueRows
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 from raydist.pickling.pickler import dumps
 
@@ -185,14 +184,6 @@ def test_states_hold_a_handle_and_rows_travel_apart() -> None:
     assert torch.equal(values(other), values(ours))
 
 
-def test_the_seed_is_drawn_as_all_else_is() -> None:
-    made = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        made.append(ShardedEmbedding(NUM, DIM)(EVERY))
-    assert [torch.equal(made[0], other) for other in made[1:]] == [True, False]
-
-
 def test_what_cannot_be_meant_is_refused() -> None:
     new: Any = ShardedEmbedding
     cases: list[tuple[Callable[[], Any], str]] = [
@@ -211,41 +202,6 @@ def test_what_cannot_be_meant_is_refused() -> None:
     for make, why in cases:
         with pytest.raises(InvalidArgumentError, match=why):
             make()
-
-
-def test_on_one_device_rows_lie_in_the_process() -> None:
-    strategy = rd.OneDeviceStrategy("cpu")
-    with strategy.scope():
-        ours = embedding("mean")
-        optimizer = torch.optim.SGD(ours.parameters(), lr=1.0)
-
-    def step(ids: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = ours(ids).sum()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    losses = [strategy.run(step, args=(IDS,)).item() for _ in range(3)]
-    assert losses == sorted(losses, reverse=True)
-
-
-class Words(nn.Module):
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.deep = nn.ModuleList([rd.ShardedEmbedding(50, 2, seed=seed), nn.Linear(2, 1)])
-        self.same = self.deep[0]
-
-
-def test_each_table_is_there_once_and_its_rows_come_back() -> None:
-    one, other = Words(1), Words(2)
-    row = one.same(torch.tensor([3, 7]))
-    state = SavedRows(one).state_dict()
-    assert list(state) == ["deep.0/0"]
-    SavedRows(other).load_state_dict(state)
-    assert torch.equal(other.same(torch.tensor([3, 7])), row)
-    assert not SavedRows(nn.Linear(1, 1))
-    assert SavedRows(one)
 
 
 SPEC = EmbeddingTableSpec(10, 2, torch.float64, initializer="zeros")
@@ -357,17 +313,6 @@ def as_dict(parameter: torch.nn.Parameter) -> dict[int, list[float]]:
     assert pending is not None
     assert pending[0].tolist() == sorted(set(pending[0].tolist()))
     return dict(zip(pending[0].tolist(), pending[1].tolist(), strict=True))
-
-
-def test_passes_are_added_up() -> None:
-    parameter = bare_weight()
-    assert pending_rows(parameter) is None
-    parameter.grad = torch.zeros_like(parameter)  # not one of rows: it gives way
-    assert pending_rows(parameter) is None
-    add_row_gradient(parameter, torch.tensor([1, 4]), pairs(1, 2))
-    add_row_gradient(parameter, torch.tensor([0, 4]), pairs(3, 4))
-    assert as_dict(parameter) == {0: [3, 3], 1: [1, 1], 4: [6, 6]}
-    assert parameter.grad.shape == parameter.shape
 
 
 def test_clipping_counts_rows_as_the_values_that_they_are() -> None:

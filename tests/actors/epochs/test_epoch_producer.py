@@ -23,6 +23,7 @@ from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, cut_batch
 from raydist.pipelines.run.steps import GlobalBatches, element_views
+from tests.waiting import wait_until
 
 
 class Bench:
@@ -62,13 +63,6 @@ def bench() -> Iterator[Bench]:
 
 def read(producer: EpochProducer, start: int, *, rank: int | None = None) -> tuple[QueueEntry, ...]:
     return producer.poll(Poll(rank, start, start, wait_s=10.0))
-
-
-def wait_until(condition: Any, limit_s: float = 10.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.005)
 
 
 def test_a_reader_that_stops_stops_the_producer(bench: Bench) -> None:

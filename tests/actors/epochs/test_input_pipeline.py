@@ -10,13 +10,12 @@ import cloudpickle
 import pytest
 
 from raydist.actors.epochs import input_pipeline
-from raydist.actors.epochs.input_pipeline import InputPipeline, credits_of
+from raydist.actors.epochs.input_pipeline import InputPipeline
 from raydist.actors.epochs.job import InputJob
 from raydist.actors.epochs.served_epoch import Poll
 from raydist.core.errors import CancelledError, InvalidArgumentError
-from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
-from raydist.options import InputOptions, Options, Timeouts
+from raydist.options import InputOptions, Timeouts
 from raydist.pipelines.engine.executor import InlineExecutor
 
 
@@ -62,16 +61,6 @@ def test_epochs_are_independent_and_a_closed_one_answers_with_its_end(pipeline: 
     assert isinstance(entry.error.restore(), CancelledError)
     with pytest.raises(CancelledError, match="closed"):
         pipeline.reclaim("a")
-
-
-def test_a_death_before_the_first_claim_is_remembered(pipeline: InputPipeline) -> None:
-    pipeline.open("a", job_of(Dataset.range(4).batch(2)))
-    pipeline.give_back_splits("a", (0, 0), 0)
-    pipeline.claim("a", (0, 0), 0)  # arrives late
-    split = pipeline.claim("a", (1, 0), 0)
-    assert split is not None
-    assert split.entry.number == 0
-    pipeline.give_back_splits("gone", (0, 0), 0)
 
 
 class Pools:
@@ -120,17 +109,3 @@ def test_workers_are_lent_for_one_epoch(pools: Pools) -> None:
     pipeline.open("e", job_of(Dataset.range(2).batch(2), input_options=InputOptions()))
     assert pools.lent == [], "AUTOTUNE leaves light pipelines where they are"
     assert pipeline.close("e", 5.0)
-
-
-# --- sources, credits and workers of an epoch -------------------------------------------------------------------------
-
-JOB = InputJob("epoch 0", b"", False, 2, 0, 0, Options(), InputOptions(), Timeouts())
-
-
-def test_options_say_how_many_batches_are_ahead_and_how_many_workers_make_them() -> None:
-    assert credits_of(JOB).capacity == 3
-    asked = credits_of(replace(JOB, input_options=InputOptions(prefetch_batches=7)))
-    assert (asked.capacity, asked.spare_bytes) == (8, 0)
-    three = replace(JOB, options=Options(num_input_workers=3))
-    assert (JOB.num_workers, three.num_workers) == (AUTOTUNE, 3)
-    assert replace(three, input_options=InputOptions(num_input_workers=0)).num_workers == 0

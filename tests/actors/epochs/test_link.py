@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute
 from raydist.options import AutoShardPolicy, InputOptions, Options, Timeouts
 from tests.conftest import live_actors
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -128,29 +128,6 @@ def test_steps_that_are_ahead_lie_in_one_record_batch(distributed: Distribute) -
     )
 
 
-def test_replicas_read_their_own_pieces(distributed: Distribute) -> None:
-    class Replica:
-        def run(self, iterator: Any, rank: int, count: int | None) -> list[Any]:
-            iterator.bind(rank)
-            try:
-                return [batch.tolist() for batch in itertools.islice(iterator, count)]
-            finally:
-                iterator.release()
-
-    remote: Any = ray.remote(num_cpus=0)(Replica)
-    replicas = [remote.remote(), remote.remote()]
-    iterator = iter(distributed(Dataset.range(21).batch(4)))
-    assert lists(next(iterator)) == [[0, 1], [2, 3]]
-    runs = [replica.run.remote(iterator, rank, 2) for rank, replica in enumerate(replicas)]
-    assert ray.get(runs, timeout=60) == [[[4, 5], [8, 9]], [[6, 7], [10, 11]]]
-    assert lists(next(iterator)) == [[12, 13], [14, 15]]
-    runs = [replica.run.remote(iterator, rank, None) for rank, replica in enumerate(replicas)]
-    del iterator  # a loop under way keeps its epoch
-    assert ray.get(runs, timeout=60) == [[[16, 17], [20]], [[18, 19], [20]]]
-    for replica in replicas:
-        ray.kill(replica)
-
-
 def names_of(host: InputPipelineActors) -> list[str]:
     """Return the names of the host's actors, the main one first."""
     return [hosted.name for hosted in host._hosted.values()]
@@ -212,10 +189,7 @@ def test_an_abandoned_iterator_ends_its_epoch_and_the_next_one_uses_its_workers(
     link, workers = iterator._epoch.link, pids_of_workers(hosts[0])
     assert len(workers) == 1
     del iterator
-    end = time.monotonic() + 10
-    while is_open(link) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not is_open(link)
+    wait_until(lambda: not is_open(link))
     next(iter(view))
     assert pids_of_workers(hosts[0]) == workers
 

@@ -18,6 +18,7 @@ from raydist.core.nest import flatten
 from raydist.options import InputOptions, Options, Timeouts
 from raydist.pipelines.metering.stats import PipelineStats
 from tests.actors.epochs.entries import end_entry, group_entry
+from tests.waiting import wait_until
 
 
 class Worker:
@@ -126,10 +127,7 @@ def test_workers_learn_how_far_the_replicas_were_when_the_driver_takes_over(benc
     made.release(1, 0)
     assert [worker.done for worker in workers] == [0, 0]
     assert made.reclaim().number == 1
-    end = time.monotonic() + 10
-    while min(worker.done for worker in workers) < 1:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: min(worker.done for worker in workers) >= 1)
 
 
 def test_a_lost_worker_ends_the_pass_and_is_named(bench: Bench) -> None:
@@ -185,20 +183,6 @@ def rows(entry: QueueEntry, *, padding: bool = False) -> list[list[Any]]:
         [ref.leaf(0, batch.place_on(rank, padding=padding)).tolist() for rank, ref in enumerate(group.refs)]
         for batch in batches
     ]
-
-
-def test_groups_of_any_size_meet_and_a_step_in_which_nobody_has_rows_is_passed_over() -> None:
-    first = [group_entry(0, [[[0]], [[1]], [[2]], [[]], [[4]]]), end_entry(5)]
-    second = [group_entry(0, [[[10]]]), group_entry(1, [[[11]], [[12]], [[]], [[]]]), end_entry(5)]
-    one, more, last, end = everything(merged(first, second))
-    assert rows(one) == [[[0], [10]]]
-    assert rows(more) == [[[1], [11]], [[2], [12]]]
-    assert rows(last) == [[[4], []]]
-    assert (more.number, more.group and more.group.step, more.group and more.group.rows) == (1, 1, ((1, 1), (1, 1)))
-    assert (last.number, end.number, end.last) == (3, 4, True)
-    states = [state for entry in (one, more, last) for state in entry.states]
-    assert [state["steps"] for state in states] == [[1, 1], [2, 2], [3, 3], [5, 5]]
-    assert [state["step"] for state in states] == [1, 2, 3, 4]
 
 
 def test_a_worker_without_data_borrows_the_rows_of_another() -> None:

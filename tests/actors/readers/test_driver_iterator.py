@@ -1,4 +1,4 @@
-"""The driver's iterator: when it opens and closes an epoch, and the leaves of its batches."""
+"""The driver's iterator: when it opens and closes an epoch, and how batches share objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.readers.driver_epoch import BatchLeaf
 from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.core.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
@@ -123,18 +122,3 @@ def test_closing_beside_other_threads_ends_their_iteration() -> None:
             in_threads(4, read)
             assert len(found) == len(set(found)) < 10_000
             assert open_epochs(side) == 0
-
-
-# --- leaves of a batch ------------------------------------------------------------------------------------------------
-
-
-def test_parts_say_where_they_are_and_where_they_go() -> None:
-    for on_host in (False, True):
-        options = InputOptions(num_input_workers=0, experimental_fetch_to_device=not on_host)
-        with fake_side(2) as side:
-            leaf: Any = next(iter(distribute(Dataset.range(3).batch(3), side, options)))
-            assert isinstance(leaf, BatchLeaf)
-            parts = [leaf.part_on(rank) for rank in range(2)]
-            assert (leaf.num_parts, leaf.rows) == (2, (2, 1))
-            assert [part.ref for part in parts] == list(leaf.drawn.batch.group.refs)
-            assert [part.on_host for part in parts] == [on_host] * 2

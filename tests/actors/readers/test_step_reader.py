@@ -96,36 +96,6 @@ def test_a_pass_without_credit_hears_how_far_the_reader_is_before_that_waits() -
     assert 0 not in link.answers  # an answer with nothing in it has waited for `poll_s`
 
 
-def grouped(*sizes: int) -> list[QueueEntry]:
-    """Entries of so many places each, then the end."""
-    entries, number = [], 0
-    for size in sizes:
-        entries.append(QueueEntry(number, tuple({"after": number + place + 1} for place in range(size))))
-        number += size
-    return [*entries, QueueEntry(number, ({"after": number},), last=True)]
-
-
-def test_places_of_a_group_have_their_own_states_and_the_last_one_comes_for_ever() -> None:
-    link = ScriptedLink(0, capacity=9, most=9)
-    link.entries = grouped(3, 2)
-    reader = make_reader(link)
-    places = [reader.next_place() for _ in range(8)]
-    assert [(place.number, place.state["after"]) for place in places] == [(min(n, 5), min(n + 1, 5)) for n in range(8)]
-    assert reader.position == 5
-    within = make_reader(link, start=1)
-    assert [within.next_place().number for _ in range(3)] == [1, 2, 3]
-
-
-def test_one_question_a_group() -> None:
-    link = ScriptedLink(0)
-    link.entries = grouped(8, 8, 8)
-    link.receive = lambda poll: tuple(entry for entry in link.entries if entry.number == poll.start)  # type: ignore[method-assign]
-    reader = make_reader(link)
-    for _ in range(24):
-        reader.next_place()
-    assert [(poll.start, poll.done) for poll in link.asked] == [(0, 0), (8, 0), (16, 8), (24, 16)]
-
-
 def test_the_wait_for_an_element_has_a_limit_and_goes_on_after_an_answer_without_any() -> None:
     with pytest.raises(DeadlineExceededError, match=r"Timeouts\.input_s"):
         make_reader(ScriptedLink(3, capacity=0, input_s=0.05)).next_place()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,16 +13,14 @@ from raydist.actors.workers import epoch_pools
 from raydist.actors.workers.epoch_pools import EpochPools, choose_num_workers
 from raydist.actors.workers.executors import Executors
 from raydist.actors.workers.handle import WorkerKind
-from raydist.actors.workers.pool import RunningWorkers, StagePickles
+from raydist.actors.workers.pool import RunningWorkers
 from raydist.cluster import placement
 from raydist.cluster.placement import Outlook
 from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.options import Options, Timeouts
 from raydist.pipelines.autotune.tuned_executor import TunedExecutor
-from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.kernel import run_stage
-from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
+from tests.waiting import wait_until
 
 
 def double(x: Any) -> Any:
@@ -117,10 +114,7 @@ def test_a_pool_that_nobody_wants_is_stopped_after_a_while(pools: EpochPools) ->
     time.sleep(0.3)
     assert not pool.closed  # it is in use
     pools.give_back(pool, patience_s=0)
-    end = time.monotonic() + 20
-    while not pool.closed and time.monotonic() < end:
-        time.sleep(0.02)
-    assert pool.closed
+    wait_until(lambda: pool.closed, 20)
 
 
 # --- executors of a dataset's iterators -------------------------------------------------------------------------------
@@ -186,20 +180,3 @@ def test_a_pool_that_stays_small_is_told_once(caplog: pytest.LogCaptureFixture) 
         watched.place_of_next(workers, [0, 0])
     (record,) = caplog.records
     assert "1 of 2 input workers of pool have not started within 0.1 s" in record.getMessage()
-
-
-# --- stage pickles ----------------------------------------------------------------------------------------------------
-
-
-def test_a_stage_is_pickled_once_and_named_by_its_contents() -> None:
-    pickles = StagePickles(most=2)
-    double, other = spec_of(SOURCE.map(lambda x: x * 2)), spec_of(SOURCE.map(lambda x: x * 3))
-    digest, data = pickles.get(double)
-    assert pickles.get(double)[1] is data
-    assert pickles.get(other)[0] != digest
-    (block,) = run_stage(pickle.loads(data), block_of(SOURCE), (0,)).items
-    assert isinstance(block, Block)
-    assert block.rows() == [0, 2, 4, 6, 8, 10]
-    pickles.get(spec_of(SOURCE.map(abs)))
-    assert pickles.get(double)[1] is not data, "only the last two are kept"
-    assert pickles.get(double)[0] == digest

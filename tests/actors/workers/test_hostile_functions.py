@@ -81,8 +81,8 @@ def test_one_element_fails_and_all_others_arrive(pool: ActorExecutor, shared_act
         notes = "\n".join(caught.value.__notes__)
         assert "In map-1 (test_hostile_functions.py:" in notes
         assert "element 5 of its input." in notes
+        assert "In hostile-" in notes or kind is RaydistError  # the worker
         if kind is MemoryError:
-            assert "worker-" in notes
             assert f"{MEMORY:,} bytes (Options.input_worker_memory" in notes
         assert [int(x) for x in iterator] == list(range(GUILTY + 1, 40)), hostile
         assert len(pool.worker_names) == 2

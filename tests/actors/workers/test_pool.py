@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from raydist.options import Options, Timeouts
 from raydist.pipelines.run.iterator import DatasetIterator
 from tests.conftest import live_actors
 from tests.contracts import op
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -58,41 +58,6 @@ def pool(ray_cluster: None) -> Iterator[ActorExecutor]:
 def iterate(dataset: Dataset, pool: ActorExecutor) -> DatasetIterator[Any]:
     """An iterator that leaves the pool open when it ends."""
     return op.iterate(dataset, lambda options: SharedExecutor(pool))
-
-
-def pid_of(pool: ActorExecutor, index: int = 0) -> int:
-    actor: Any = ray.get_actor(pool.worker_names[index])
-    pid: int = ray.get(actor.hello.remote())
-    return pid
-
-
-class OddError(Exception):
-    """Cannot be unpickled."""
-
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(f"odd {first} {second}")
-
-
-def test_errors_keep_type_and_place_and_name_the_worker(pool: ActorExecutor) -> None:
-    def fail(x: Any) -> Any:
-        if x == 4:
-            raise KeyError("four")
-        if x == 6:
-            raise OddError(1, 2)
-        return x
-
-    iterator = iterate(Dataset.range(8).map(fail), pool)
-    assert [int(next(iterator)) for _ in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(KeyError, match="four") as caught:
-        next(iterator)
-    notes = "\n".join(caught.value.__notes__)
-    assert "map-1" in notes
-    assert "element 4" in notes
-    assert f"In {pool._name}-worker-" in notes
-    assert int(next(iterator)) == 5
-    with pytest.raises(OddError, match="odd 1 2"):
-        next(iterator)
-    assert [int(x) for x in iterator] == [7]
 
 
 def test_values_and_functions_that_cannot_be_pickled_are_named(pool: ActorExecutor) -> None:
@@ -142,32 +107,6 @@ def test_what_was_read_is_let_go(pool: ActorExecutor) -> None:
     assert max(held) < 96 << 20, "128 MB passed through"
 
 
-def test_a_worker_that_is_killed_is_replaced_and_takes_no_result_with_it() -> None:
-    def slow(x: Any) -> Any:
-        time.sleep(0.005)
-        return np.full((50, 1000), x, np.float32)
-
-    with opened() as pool:
-        iterator = iterate(Dataset.range(160).map(slow).batch(4), pool)
-        first = next(iterator)
-        killed, other = pool.worker_names
-        os.kill(pid_of(pool, 0), signal.SIGKILL)
-        rest = list(iterator)
-        assert [int(batch[k, 0, 0]) for batch in (first, *rest) for k in range(4)] == list(range(160))
-        assert killed not in pool.worker_names
-        assert other in pool.worker_names
-
-
-def test_a_worker_that_is_killed_while_it_starts_is_replaced() -> None:
-    with opened(timeouts=Timeouts(start_s=20.0)) as pool:
-        pool.start()
-        before = pool.worker_names
-        for name in before:
-            ray.kill(ray.get_actor(name))
-        assert [int(x) for x in iterate(Dataset.range(40).map(abs), pool)] == list(range(40))
-        assert not set(before) & set(pool.worker_names)
-
-
 def test_workers_that_cannot_start_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     start = WorkerKind.start
 
@@ -180,33 +119,6 @@ def test_workers_that_cannot_start_are_named(monkeypatch: pytest.MonkeyPatch) ->
     message = r"test-.*-worker-19 is gone while starting, as were the 19 before"
     with opened(1, timeouts=Timeouts(start_s=20.0)) as pool, pytest.raises(UnavailableError, match=message):
         next(iterate(Dataset.range(1).map(abs), pool))
-
-
-def test_kills_from_outside_are_not_blamed_on_the_function(tmp_path: Path) -> None:
-    tried = tmp_path / "tries"
-    tried.touch()
-
-    def slow(x: Any) -> Any:
-        if x == 3:
-            with tried.open("a") as tries:
-                tries.write(f"{os.getpid()}\n")
-            time.sleep(0.5)
-        return x
-
-    def kill_two() -> None:
-        killed: set[str] = set()
-        while len(killed) < 2:
-            time.sleep(0.02)
-            for pid in set(tried.read_text().splitlines()) - killed:
-                os.kill(int(pid), signal.SIGKILL)
-                killed.add(pid)
-
-    killer = threading.Thread(target=kill_two)
-    killer.start()
-    with opened() as pool:
-        assert [int(x) for x in iterate(Dataset.range(6).map(slow), pool)] == list(range(6))
-    killer.join()
-    assert len(tried.read_text().split()) == 3
 
 
 def test_a_stuck_function_reaches_the_limit() -> None:
@@ -249,6 +161,7 @@ def test_a_pool_is_idle_only_between_its_blocks(pool: ActorExecutor) -> None:
     assert [int(x) for x in iterate(Dataset.range(5).map(lambda x: x), pool)] == [0, 1, 2, 3, 4]
     assert pool.is_idle(5.0)
     assert [worker.under_way for worker in pool._workers] == [(), ()], "the object store would keep what it has made"
+    assert SharedExecutor(pool).window == pool.window == 4, "on each worker one block runs and one is on its way"
     assert pool.serves(2, {}, Timeouts(element_s=20.0))
     assert not pool.serves(3, {}, Timeouts(element_s=20.0))
 
@@ -268,26 +181,17 @@ def test_a_slow_block_holds_back_no_other_where_any_order_will_do(pool: ActorExe
     assert sorted(begun + [int(x) for x in resumed]) == list(range(200))
 
 
-def test_the_next_iteration_knows_how_large_blocks_should_be() -> None:
+def test_the_next_iteration_knows_how_large_blocks_should_be(pool: ActorExecutor) -> None:
     dataset = Dataset.range(3_000).map(lambda x: x + 1).batch(10)
-    with opened() as pool:
-        assert len(list(iterate(dataset, pool))) == 300
-        (size,) = pool._sizes.values()
-        assert size.rows(10, 4, 1) > 64
-        assert len(list(iterate(dataset, pool))) == 300
-        assert list(pool._sizes.values()) == [size]
+    assert len(list(iterate(dataset, pool))) == 300
+    *_, size = before = list(pool._sizes.values())
+    assert size.rows(10, 4, 1) > 64
+    assert len(list(iterate(dataset, pool))) == 300
+    assert list(pool._sizes.values()) == before
 
 
 def on_workers(dataset: Dataset) -> Dataset:
     return dataset.with_options(Options(num_input_workers=1))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if condition():
-            return
-        threading.Event().wait(0.05)
-    assert condition(), "It did not happen within 10 s."
 
 
 def test_the_next_epoch_finds_the_workers_of_the_last_one_and_of_one_that_was_left() -> None:
@@ -296,23 +200,16 @@ def test_the_next_epoch_finds_the_workers_of_the_last_one_and_of_one_that_was_le
     first = set(map(int, dataset))
     assert os.getpid() not in first
     assert set(map(int, dataset)) == first
+    one, other = iter(dataset), iter(dataset)
+    assert int(next(one)) != int(next(other)), "two at a time have a pool each"
+    one.close()
+    other.close()
     left = iter(dataset)
     next(left)
     left.close()
     assert set(map(int, dataset)) == first
-    del dataset, left
+    del dataset, one, other, left
     wait_until(lambda: live_actors() == before)
-
-
-def test_two_iterators_at_a_time_have_a_pool_each() -> None:
-    dataset = on_workers(Dataset.range(4).map(lambda x: os.getpid()))
-    first, second = iter(dataset), iter(dataset)
-    assert int(next(first)) != int(next(second))
-    first.close()
-    second.close()
-    del dataset, first, second
-    gc.collect()
-    wait_until(lambda: not any(thread.name == "raydist-idle-pool" for thread in threading.enumerate()))
 
 
 def read_one_and_close(pools: IteratorPools, close_first: bool = False) -> set[str]:

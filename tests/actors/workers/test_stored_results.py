@@ -292,9 +292,3 @@ def test_a_reader_asks_the_owner(pool: Pool, monkeypatch: pytest.MonkeyPatch) ->
     pool.lose_all()
     with pytest.raises(LostResultError):
         StoredResult(Ref("a-1"), owner="pipeline").columns()
-
-
-def test_large_values_are_not_kept_for_a_recipe() -> None:
-    spec = StageSpec("a", (AddOne("a"),))
-    assert Recipe.of(Pool(), spec, rows(1.0, count=8), (0,)) is not None
-    assert Recipe.of(Pool(), spec, rows(1.0, count=80), (0,)) is None
