@@ -15,13 +15,9 @@ from torch import manual_seed, seed
 import raydist as rd
 from raydist.context import current as module
 from raydist.context.current import (
-    current,
-    has_strategy,
-    in_cross_replica_context,
     open_strategies,
     training_strategy,
 )
-from raydist.context.run_call import require_call
 from raydist.context.seed_calls import num_seed_calls
 from raydist.context.strategy import Strategy
 from raydist.core.errors import FailedPreconditionError
@@ -38,53 +34,12 @@ def test_a_misspelled_method_is_an_attribute_error_and_leaving_with_closes() -> 
         pass
 
 
-def test_what_is_no_call_of_a_step() -> None:
-    dataset = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(1))
-    calls: list[tuple[Any, str]] = [
-        ((None, ()), "needs a function, got None"),
-        ((len, "abc"), "args must be a tuple .*, got str"),
-        ((len, (), ["key"]), r"kwargs must be a dict .*, got \['key'\]"),
-        ((len, (), None, {"param_sync_every": True}), r"options must be rd.RunOptions\(...\), got {"),
-        ((len, (dataset,)), r"got a DistributedDataset. Give args=\(iter\(dataset\),\)"),
-    ]
-    for call, message in calls:
-        with pytest.raises(rd.InvalidArgumentError, match=message):
-            require_call(*call)
-
-
-def test_a_collective_of_torch_without_a_group_is_told_of_ours() -> None:
-    strategy = rd.OneDeviceStrategy("cpu")
-    with pytest.raises(ValueError, match="has not been initialized") as caught:
-        strategy.run(lambda: torch.distributed.all_reduce(torch.ones(1)))
-    assert "rd.get_replica_context().all_reduce" in caught.value.__notes__[0]
-
-
 def test_every_way_to_seed_counts() -> None:
     before = num_seed_calls()
     manual_seed(3)
     manual_seed(3)
     seed()
     assert num_seed_calls() - before == 3
-
-
-def test_only_a_dataset_can_be_distributed_and_rows_of_arrays_become_one() -> None:
-    dataset = rd.OneDeviceStrategy().make_numpy_dataset({"x": [1, 2]})
-    assert [element["x"].item() for element in dataset] == [1, 2]
-    wrong: tuple[Any, ...] = ([1, 2], None, range(3))
-    for given in wrong:
-        with pytest.raises(rd.SpecError, match="Dataset"):
-            rd.OneDeviceStrategy().distribute_dataset(given)
-
-
-def test_collectives_of_the_only_replica_are_the_identity() -> None:
-    context = rd.get_replica_context()
-    assert context.all_reduce("SUM", {"a": 3.0})["a"].item() == 3.0
-    assert context.all_reduce(rd.ReduceOp.MEAN, torch.tensor(3)).dtype is torch.float32
-    assert context.all_gather(torch.tensor([1, 2])).tolist() == [1, 2]
-    assert context.merge_call(lambda strategy, x: x + 1, args=(1,)) == 2
-    with context.no_sync():
-        assert context.num_rows is None
-        assert context.global_num_rows is None
 
 
 def test_one_device_does_what_the_strategy_does() -> None:
@@ -124,26 +79,11 @@ def test_mirrored_variables_are_updated_on_every_replica(two: rd.MirroredStrateg
     assert [repr(batch) for batch in batches] == ["PerReplica(0: tensor([0, 1]), 1: tensor([2]))"]
 
 
-def test_the_scope_is_the_cross_replica_context() -> None:
-    strategy = OneDeviceStrategy()
-    with strategy.scope(), strategy.scope():
-        assert in_cross_replica_context()
-        assert current() is strategy
-    assert not has_strategy()
-    assert not in_cross_replica_context()
-    assert current() is None
-
-
-def test_scopes_and_runs_of_strategies_do_not_nest() -> None:
-    strategy = OneDeviceStrategy()
-    with OneDeviceStrategy().scope(), pytest.raises(FailedPreconditionError, match="must be left before another"):
-        strategy.scope().__enter__()
-    with pytest.raises(FailedPreconditionError, match="entered by the driver.*inside of strategy.run"):
-        strategy.run(lambda: strategy.scope().__enter__())
+def test_runs_of_strategies_do_not_nest() -> None:
     makes: tuple[Callable[[], Strategy], ...] = (lambda: MirroredStrategy(2), lambda: ParameterServerStrategy(2, 1))
     for make in makes:
         with pytest.raises(FailedPreconditionError, match="not inside of another run"):
-            strategy.run(lambda make=make: make().run(lambda: None))
+            OneDeviceStrategy().run(lambda make=make: make().run(lambda: None))
 
 
 def made(*objects: int, closed: bool = False, default: bool = False) -> Any:

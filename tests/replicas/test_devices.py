@@ -84,17 +84,6 @@ def test_a_part_that_is_on_its_way_is_not_sent_again() -> None:
         parts.begun(missing, nothing)
 
 
-def test_a_cpu_needs_nothing_but_a_seed() -> None:
-    cpu = Accelerator("cpu")
-    assert cpu.device == torch.device("cpu")
-    cpu.enter()
-    cpu.seed(2**63 + 5)
-    first = torch.rand(3)
-    cpu.leave()
-    torch.manual_seed(5)
-    assert torch.equal(torch.rand(3), first)
-
-
 @pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
 def test_chips_of_one_process_take_turns_with_its_settings() -> None:
     double = TorchModes(settings=TorchSettings(torch.float64))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from raydist.actors.supervision import root_cause
 from raydist.actors.version_check import Software, installed_software
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.core.errors import CancelledError, FailedPreconditionError
-from raydist.core.fork_guard import OwningProcess
 from raydist.mirroring.messages import StepPayload
 from raydist.options import Timeouts
 from raydist.replicas.dispatched_steps import DispatchedSteps
@@ -35,7 +33,6 @@ class Actors:
         self.broken = False
         self.ready = True
         self.interrupted = False  # while replica 1 is sent something
-        self.remarks: tuple[str, ...] = ()
         self.software: dict[int, Software] = {}
 
     def about(self, rank: int) -> Any:
@@ -64,7 +61,7 @@ class Actors:
             if error is None:
                 results.append(pack_result((header.step, rank), absent=False))
         self.messages.append((rank, [header.step for header in message.steps()]))
-        return GroupResult(tuple(results), 0.001 * len(results), error, () if rank else self.remarks)
+        return GroupResult(tuple(results), 0.001 * len(results), error)
 
     def wait(
         self, refs: Sequence[Any], names: Sequence[str], *, on_error: Callable[[], None], **limits: Any
@@ -161,45 +158,6 @@ def test_an_abort_names_the_generation_that_it_is_meant_for(group: ReplicaGroup,
     assert actors.aborted == [0, 1]
 
 
-@pytest.fixture
-def steps(actors: Actors) -> Any:
-    found: Any = actors  # takes the place of `ReplicaActors`
-    steps = DispatchedSteps(found, 10.0, OwningProcess("These steps"))
-    yield steps
-    steps.give_up()
-    steps.close()
-
-
 def learn(steps: DispatchedSteps) -> None:
     """Let it know that steps are short."""
     values(steps.dispatch(planned(0)))
-
-
-def test_remarks_of_replicas_are_warnings_of_the_program(steps: DispatchedSteps, actors: Actors) -> None:
-    actors.remarks = ("mind the gap",)
-    for step in range(2):
-        actors.failing = (1, 1)
-        failure = pytest.raises(ValueError, match="step 1") if step else nullcontext()
-        with pytest.warns(UserWarning, match="mind the gap"), failure:
-            values(steps.dispatch(planned(step)))
-
-
-def test_who_reads_every_result_pays_one_message_a_replica_and_asks_nothing_else(
-    steps: DispatchedSteps, actors: Actors
-) -> None:
-    actors.calls.clear()
-    for step in range(5):
-        assert values(steps.dispatch(planned(step))) == [step, step]
-    assert actors.messages == [(rank, [step]) for step in range(5) for rank in range(2)]
-    assert actors.calls == []
-
-
-def test_a_failure_that_nobody_read_is_told_once(steps: DispatchedSteps, actors: Actors) -> None:
-    learn(steps)
-    actors.ready = False
-    actors.failing = (5, 0)
-    outcomes = [steps.dispatch(planned(step)) for step in range(1, 12)]
-    assert values(outcomes[3]) == [4, 4]  # of the same group as the one that fails
-    with pytest.raises(ValueError, match="step 5"):
-        steps.wait()
-    steps.wait()

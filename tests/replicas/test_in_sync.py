@@ -129,21 +129,6 @@ def test_last_bits_become_the_first_ones_with_one_warning(caplog: pytest.LogCapt
     assert "last bits of Linear.weight" in caplog.records[0].message
 
 
-def test_to_find_that_all_is_equal_takes_one_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, carried = nn.Linear(2, 1), list[int]()
-    plain = LocalGroup.all_reduce
-
-    def counted(group: LocalGroup, *args: Any) -> Any:
-        carried.append(group.rank)
-        return plain(group, *args)
-
-    monkeypatch.setattr(LocalGroup, "all_reduce", counted)
-    monkeypatch.setattr(LocalGroup, "all_gather", None)
-    objects = [model, *model.parameters()]
-    run_ranks(3, lambda group: SyncCheck(group, lambda value: gathered(group, value), lambda: objects).compare())
-    assert sorted(carried) == [0, 1, 2]
-
-
 class Statistics(nn.Module):
     """The mean of the rows that it has seen, as normalizers of observations keep it."""
 

@@ -54,105 +54,40 @@ class NotingReducer:
 
 
 class Mirror:
-    """One buffer and one metric, which hold the rank."""
+    """The variables of a replica: none."""
+
+    aggregates_buffers = False
+    num_gradients_set = 0
 
     def __init__(self, rank: int) -> None:
-        self.buffer = torch.tensor([float(rank)])
-        self.rank = rank
-        self.restored: list[dict[int, Any]] = []
-        self.aggregates_buffers = False
-        self.num_gradients_set = 0
+        """Any rank will do."""
 
-    def parameters(self) -> list[Any]:
+    def nothing(self, *told: Any, **named: Any) -> list[Any]:
         return []
 
-    def objects(self) -> list[Any]:
-        return []
-
-    def export_buffers(self) -> list[torch.Tensor]:
-        return [self.buffer.clone()]
-
-    def import_buffers(self, buffers: list[torch.Tensor], own: list[torch.Tensor] | None = None) -> None:
-        self.buffer = buffers[0]
-
-    def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
-        return [(self.buffer, "sum")] if self.aggregates_buffers else []
-
-    def hold_metrics(self) -> dict[int, Any]:
-        return {3: self.rank}
-
-    def restore_metrics(self, held: dict[int, Any]) -> None:
-        self.restored.append(held)
+    parameters = objects = export_buffers = import_buffers = written_buffers = hold_metrics = restore_metrics = nothing
 
 
 def on_replicas(
-    world_size: int, body: Callable[[SyncPeers, NotingReducer, Mirror], Any], rules: StrategyHooks | None = None
+    world_size: int, body: Callable[[SyncPeers, NotingReducer], Any], rules: StrategyHooks | None = None
 ) -> list[Any]:
     def main(group: LocalGroup) -> Any:
         reducer, mirror = NotingReducer(), Mirror(group.rank)
-        return body(SyncPeers(group, reducer, CPU, mirror, NonfinitePolicy(lambda _: []), rules), reducer, mirror)  # type: ignore[arg-type]  # stand-ins
+        return body(SyncPeers(group, reducer, CPU, mirror, NonfinitePolicy(lambda _: []), rules), reducer)  # type: ignore[arg-type]  # stand-ins
 
     return run_ranks(world_size, main)
-
-
-def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers_unless_it_fails() -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run((0, 2, 1), ReduceOp.MEAN, padding=True):
-            stood_in = peers.is_padded
-        after = mirror.buffer.item()
-        with contextlib.suppress(ZeroDivisionError), peers.run((0, 2, 1), ReduceOp.MEAN, padding=True):
-            mirror.buffer = mirror.buffer + 10
-            raise ZeroDivisionError
-        return stood_in, reducer.opened[:1], after, mirror.buffer.item(), mirror.restored
-
-    assert on_replicas(3, body) == [
-        (True, [(0.0, True)], 1.0, 1.0, [{3: 0}, {3: 0}]),
-        (False, [(2 / 3, False)], 1.0, 11.0, []),
-        (False, [(1 / 3, False)], 2.0, 12.0, []),
-    ]
 
 
 def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> None:
     """Zero rows weigh nothing under MEAN alone: what was worked out for one run is not the other's."""
 
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+    def body(peers: SyncPeers, reducer: NotingReducer) -> Any:
         for op in (ReduceOp.MEAN, ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.MEAN):
             with peers.run((2, 0), op, padding=False):
                 pass
         return [empty for _, empty in reducer.opened]
 
     assert on_replicas(2, body) == [[False] * 4, [True, True, False, True]]
-
-
-def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run((3, 1), ReduceOp.MEAN, padding=True):
-            peers.next_batch((5, 5))  # an argument comes first
-            argument = peers.num_rows_seen
-        with peers.run(None, ReduceOp.MEAN, padding=True):
-            none = peers.num_rows_seen
-        with peers.run(None, ReduceOp.MEAN, padding=True):
-            for rows in [(2, 2), (1, 0)]:
-                peers.next_batch(rows)
-        return argument, none, peers.num_rows_seen
-
-    assert on_replicas(2, body) == [(3, None, 3), (1, None, 2)]
-
-
-def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_them() -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> list[float]:
-        mirror.buffer.zero_()
-        held = []
-        for mirror.aggregates_buffers in (False, True, True, False, False):
-            with peers.run((2, 2), ReduceOp.MEAN, padding=True):
-                mirror.buffer += 1 + peers.rank
-            held.append(mirror.buffer.item())
-            if not mirror.aggregates_buffers:
-                mirror.buffer.zero_()
-        return held
-
-    # 3 a batch is what both have added; then each again has what it adds itself.
-    assert on_replicas(2, body) == [[1.0, 3.0, 6.0, 7.0, 1.0], [2.0, 3.0, 6.0, 8.0, 2.0]]
 
 
 class Notes(StrategyHooks):
@@ -177,7 +112,7 @@ class Notes(StrategyHooks):
 def test_rules_are_told_of_each_batch_and_each_run() -> None:
     rules = Notes()
 
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer) -> None:
         with peers.run((1,), ReduceOp.MEAN, padding=True):
             assert peers.step_optimizer("an optimizer", lambda: "done") == "done"  # type: ignore[arg-type]  # any will do
         with peers.run(None, ReduceOp.MEAN, padding=True):
@@ -196,7 +131,7 @@ def test_rules_are_told_of_each_batch_and_each_run() -> None:
 
 
 def test_local_updates_weigh_nothing_but_rows_and_are_not_compared() -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+    def body(peers: SyncPeers, reducer: NotingReducer) -> Any:
         peers._sync_check = None  # type: ignore[assignment]  # it would be used
         with peers.run((3, 1, 0), ReduceOp.MEAN, padding=True, param_sync_every=1):
             pass
@@ -206,7 +141,7 @@ def test_local_updates_weigh_nothing_but_rows_and_are_not_compared() -> None:
 
 
 def test_a_call_may_have_a_limit_and_a_compression_of_its_own() -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+    def body(peers: SyncPeers, reducer: NotingReducer) -> Any:
         value = torch.tensor([1.0 + 2.0**-12], requires_grad=True)
         plain = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(timeout_seconds=5.0))
         small = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(compression="fp16"))
@@ -221,7 +156,7 @@ def test_a_call_may_have_a_limit_and_a_compression_of_its_own() -> None:
 
 
 def test_only_the_strategys_implementation_can_carry_a_call() -> None:
-    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer) -> None:
         peers.implementation = "gloo"
         context = ReplicaContext(ReplicaView(("cpu",) * 2), peers)
         assert context.all_reduce("SUM", 1, options=CommunicationOptions(implementation="gloo")) == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,30 +13,42 @@ import raydist as rd
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
-OnReplicas = Callable[[int], rd.CentralStorageStrategy]
-
 
 @pytest.fixture
-def two(central: OnReplicas) -> rd.CentralStorageStrategy:
+def two(central: Callable[[int], rd.CentralStorageStrategy]) -> rd.CentralStorageStrategy:
     return central(2)
 
 
-def test_only_the_first_replica_has_a_state(two: rd.CentralStorageStrategy) -> None:
+class Counting(torch.optim.SGD):
+    """Counts its steps, and returns the count."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        (weight,) = self.param_groups[0]["params"]
+        state = self.state[weight]
+        state["count"] = state.get("count", torch.tensor(0)) + 1
+        return f"step {int(state['count'])}"
+
+
+def test_the_first_replica_steps_for_all_until_a_closure_needs_every_state(two: rd.CentralStorageStrategy) -> None:
     with two.scope():
-        model = nn.Linear(300, 300)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        weight = nn.Parameter(torch.arange(6.0).view(3, 2).t())  # its rows do not lie in order
+        optimizer = Counting([weight], lr=1.0)
 
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+    def step(*closure: Callable[[], None]) -> tuple[Any, ...]:
+        weight.grad = torch.ones_like(weight)
+        version = weight._version
+        told = optimizer.step(*closure)
+        return [told, len(optimizer.state), weight._version > version, weight.stride(), weight.tolist()], None
 
-    for batch in two.distribute_dataset(rd.Dataset.from_tensor_slices(torch.ones(8, 300)).batch(4)):
-        two.run(step, args=(batch,))
-    assert two.local_results(two.run(lambda: len(optimizer.state))) == (2, 0)
-    one, other = two.local_results(two.run(lambda: model.weight.detach().clone()))
-    assert torch.equal(one, other)
-    assert optimizer.state[model.weight]["step"] == 2
+    for number, states in ((1, (1, 0)), (2, (1, 0))):
+        found, none = two.run(step)
+        rows = [[column - number for column in row] for row in ([0.0, 2.0, 4.0], [1.0, 3.0, 5.0])]
+        assert none is None
+        assert two.local_results(found) == tuple([f"step {number}", size, True, (1, 2), rows] for size in states)
+        assert optimizer.state[weight]["count"] == number
+    told = two.run(lambda: (step(lambda: None), int(optimizer.state[weight]["count"])))[1]
+    assert two.local_results(told) == (3, 3)
 
 
 def train_with_a_closure(strategy: rd.Strategy) -> list[float]:
@@ -64,64 +74,15 @@ def train_with_a_closure(strategy: rd.Strategy) -> list[float]:
     return found
 
 
-def train_two_optimizers(strategy: rd.Strategy) -> list[float]:
-    """Each has a part of the model; one accumulates, and the driver changes a learning rate."""
-    torch.manual_seed(6)
-    with strategy.scope():
-        model = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-        first = torch.optim.Adam(model[0].parameters(), lr=0.1)
-        last = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
-
-    def step(x: torch.Tensor, index: int) -> None:
-        model(x.double()[:, None]).square().mean().backward()
-        first.step()
-        first.zero_grad()
-        if index % 2:
-            last.step()
-            last.zero_grad()
-
-    for index, batch in enumerate(strategy.distribute_dataset(rd.Dataset.range(13).batch(3))):
-        strategy.run(step, args=(batch, index))
-        first.param_groups[0]["lr"] *= 0.5
-    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+def test_a_closure_trains_what_it_trains_on_one_device(two: rd.CentralStorageStrategy) -> None:
+    alone = train_with_a_closure(rd.OneDeviceStrategy("cpu"))
+    assert train_with_a_closure(two) == pytest.approx(alone, rel=1e-9, abs=1e-12)
 
 
-def train_in_a_loop(strategy: rd.Strategy) -> list[float]:
-    """The loop is in the replicas; gradients of two batches are exchanged at once, and weights clipped by hand."""
-    torch.manual_seed(8)
-    with strategy.scope():
-        model = nn.Linear(1, 2).double()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-
-    def epoch(batches: Any) -> None:
-        context = rd.get_replica_context()
-        for index, x in enumerate(batches):
-            with context.no_sync() if index % 2 == 0 else contextlib.nullcontext():
-                model(x.double()[:, None]).square().mean().backward()
-            if index % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-                with torch.no_grad():
-                    model.weight.clamp_(-0.5, 0.5)
-
-    data = strategy.distribute_dataset(rd.Dataset.range(12).batch(3))
-    for _ in range(2):
-        strategy.run(epoch, args=(iter(data),))
-    found: list[float] = model.weight.flatten().tolist()
-    return found
-
-
-def test_one_copy_trains_what_one_device_trains(two: rd.CentralStorageStrategy) -> None:
-    for train in (train_two_optimizers, train_in_a_loop, train_with_a_closure):
-        alone = train(rd.OneDeviceStrategy("cpu"))
-        assert all(map(math.isfinite, alone))
-        assert train(two) == pytest.approx(alone, rel=1e-9, abs=1e-12), train.__name__
-
-
-def test_replicas_that_write_different_values_or_step_alone_are_told(two: rd.CentralStorageStrategy) -> None:
+def test_replicas_that_write_different_values_or_step_other_optimizers_are_told(two: rd.CentralStorageStrategy) -> None:
     with two.scope():
         weight = nn.Parameter(torch.zeros(3))
-        optimizer = torch.optim.SGD([weight], lr=0.1)
+        optimizers = [torch.optim.SGD([weight], lr=0.1), torch.optim.Adam([weight], lr=0.1)]
 
     def differ() -> None:
         weight.data.fill_(float(rd.get_replica_context().replica_id_in_sync_group))
@@ -132,11 +93,14 @@ def test_replicas_that_write_different_values_or_step_alone_are_told(two: rd.Cen
     two.run(lambda: weight.data.fill_(7.0))
     assert weight.tolist() == [7.0] * 3
 
-    def step() -> None:
+    def step(number_of_others: int) -> None:
         weight.sum().backward()
-        if rd.get_replica_context().replica_id_in_sync_group == 0:
+        for optimizer in optimizers[rd.get_replica_context().replica_id_in_sync_group :][:number_of_others]:
             optimizer.step()
 
-    two.run(step)
+    two.run(step, args=(1,))
+    with pytest.raises(rd.CollectiveMismatchError, match=r"replica 0: \S+ of SGD \d; replica 1: \S+ of Adam \d"):
+        weight.tolist()
+    two.run(step, args=(2,))  # the first replica steps both, the other one its own
     with pytest.raises(rd.CollectiveMismatchError, match="optimizer.step"):
         weight.tolist()

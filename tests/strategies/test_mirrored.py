@@ -78,12 +78,6 @@ def test_a_step_on_a_batch_of_no_rows_has_results(two: rd.MirroredStrategy) -> N
     assert [two.reduce("SUM", result, axis=None).item() for result in results] == [0, 13]
 
 
-def test_results_of_one_step_feed_the_next_beside_values_for_all(two: rd.MirroredStrategy) -> None:
-    first = two.run(lambda x: x * 2, args=(rows(two, [[1.0], [2.0]]),))
-    second = two.run(lambda x, *, named: x + named, args=(first,), kwargs={"named": torch.tensor(10.0)})
-    assert two.gather(second, 0).tolist() == [12.0, 14.0]
-
-
 def test_dispatch_does_not_wait(two: rd.MirroredStrategy) -> None:
     def slow(x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.3)
@@ -122,21 +116,6 @@ def test_a_parameter_made_in_a_step_would_not_be_mirrored(two: rd.MirroredStrate
     two.run(step)
     with pytest.raises(rd.FailedPreconditionError, match="extra"):
         model.weight.tolist()
-
-
-def test_replicas_follow_the_drivers_seed_on_streams_of_their_own(two: rd.MirroredStrategy) -> None:
-    def draw() -> torch.Tensor:
-        value = torch.rand(3)
-        return value
-
-    torch.manual_seed(5)
-    first = two.run(draw).values
-    two.run(draw)
-    torch.manual_seed(5)
-    again = two.run(draw).values
-    assert torch.equal(first[0], again[0])
-    assert torch.equal(first[1], again[1])
-    assert not torch.equal(first[0], first[1])
 
 
 def test_the_older_spellings_work(two: rd.MirroredStrategy) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.collectives import differentiable
-from raydist.strategies import sync_batch_norm
 from raydist.strategies.sync_batch_norm import SyncBatchNorm
-from tests.collectives.local_group import LocalGroup
-from tests.collectives.threads import run_ranks
 
 pytestmark = pytest.mark.timeout(120)
 ROWS = np.random.default_rng(0).normal(3.0, 2.0, size=(7, 2, 3))
@@ -137,51 +132,6 @@ def test_other_layers_train_like_one_replica_and_what_cannot_is_named(two: rd.Mi
         two.local_results(two.run(own, args=(torch.ones(4, 2, dtype=torch.float64),)))
 
 
-class OfRank:
-    """The methods of a replica's context that the layer calls, for a rank that is a thread."""
-
-    num_replicas_in_sync = 2
-    num_rows = 2
-
-    def __init__(self, group: LocalGroup) -> None:
-        self._group = group
-
-    def all_reduce(self, op: rd.ReduceOp, value: torch.Tensor) -> torch.Tensor:
-        return differentiable.all_reduce(self._group, differentiable.promote(value, op), op)
-
-
-def test_numbers_of_16_bits_are_added_up_in_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows than the largest float16, and more of them than bfloat16 counts one by one."""
-    for dtype in (torch.float16, torch.bfloat16):
-        check_dtype(dtype, monkeypatch)
-
-
-def check_dtype(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows, upstream = (torch.randn(4, 1, 150, 151, generator=generator).add(10).to(dtype) for _ in range(2))
-    contexts: dict[int, OfRank] = {}
-    monkeypatch.setattr(sync_batch_norm, "get_replica_context", lambda: contexts[threading.get_ident()])
-    monkeypatch.setattr(sync_batch_norm, "in_cross_replica_context", lambda: False)
-
-    def train(layer: nn.Module, part: torch.Tensor, seeds: torch.Tensor) -> list[torch.Tensor]:
-        leaf = part.clone().requires_grad_()
-        out = layer(leaf)
-        out.backward(seeds)
-        return [out.detach(), leaf.grad, layer.running_mean, layer.running_var]
-
-    def body(group: LocalGroup) -> list[torch.Tensor]:
-        contexts[threading.get_ident()] = OfRank(group)
-        mine = slice(2 * group.rank, 2 * group.rank + 2)
-        return train(SyncBatchNorm(1), rows[mine], upstream[mine])
-
-    of_ranks, alone = run_ranks(2, body), train(nn.BatchNorm2d(1), rows, upstream)
-    close = functools.partial(torch.testing.assert_close, rtol=1e-2, atol=1e-4)
-    for place in (0, 1):
-        close(torch.cat([values[place] for values in of_ranks]), alone[place])
-    for values in of_ranks:
-        torch.testing.assert_close(values[2:], alone[2:], rtol=1e-5, atol=0)
-
-
 @pytest.mark.ray
 def test_a_single_row_is_an_error_as_on_one_replica(two: rd.MirroredStrategy) -> None:
     with two.scope():
@@ -194,3 +144,27 @@ def test_a_single_row_is_an_error_as_on_one_replica(two: rd.MirroredStrategy) ->
         two.local_results(two.run(layer, args=(single,)))
     with pytest.raises(ValueError, match="more than 1 value per channel when training"):
         SyncBatchNorm(2)(torch.ones(1, 2))
+
+
+@pytest.mark.ray
+def test_numbers_of_16_bits_are_added_up_in_more(two: rd.MirroredStrategy) -> None:
+    """More rows than the largest float16, and more of them than bfloat16 counts one by one."""
+    generator = torch.Generator().manual_seed(0)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-2, atol=1e-4)
+    for dtype in (torch.float16, torch.bfloat16):
+        rows, upstream = (torch.randn(4, 1, 150, 151, generator=generator).add(10).to(dtype) for _ in range(2))
+        with two.scope():
+            layer = SyncBatchNorm(1)
+
+        def step(batch: Any, layer: nn.Module = layer) -> tuple[torch.Tensor, Any]:
+            leaf = batch[0].requires_grad_()
+            out = layer(leaf)
+            out.backward(batch[1])
+            return out.detach(), leaf.grad
+
+        (batch,) = two.distribute_dataset(rd.Dataset.from_tensor_slices((rows, upstream)).batch(4))
+        found = two.gather(two.run(step, args=(batch,)))
+        alone = nn.BatchNorm2d(1)
+        close(found, step((rows, upstream), alone))
+        for name in ("running_mean", "running_var"):
+            torch.testing.assert_close(layer.state_dict()[name], alone.state_dict()[name], rtol=1e-5, atol=0)
