@@ -210,11 +210,15 @@ def test_clocks_begin_again_when_the_queue_was_empty_and_a_new_worker_starts_at_
 def test_a_learning_rate_that_is_set_for_every_step_leaves_a_short_log() -> None:
     log = PayloadLog(2)
     log.append(b"model")
+    log.append(b"decay", frozenset({"decay"}))
     for number in range(100):
         log.append(str(number).encode(), frozenset({"lr"}))
         for worker in range(2):
             log.due(worker, log.end)
-    assert log.num_held <= 4
+    assert log.num_held <= 5
+    for number in (100, 101):
+        log.append(str(number).encode(), frozenset({"lr"}))
+    assert log.due(1, log.end - 1) == [b"100"], "what somebody has not received stays"
     log.restarted(0)
-    assert log.due(0, 1)[0] == b"model"
-    assert log.due(1, log.end) == []
+    assert log.due(0, 1)[:2] == [b"model", b"decay"]
+    assert [log.due(1, log.end), log.due(1, log.end)] == [[b"101"], []]

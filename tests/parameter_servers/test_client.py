@@ -3,15 +3,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import raydist as rd
-from raydist.parameter_servers.client import Ask, PsRows, ServerClient
-from raydist.parameter_servers.connection import (
-    ServerConnection,
-)
+from raydist.parameter_servers.client import Ask, PlacedVariables, PsRows, ServerClient
+from raydist.parameter_servers.connection import RequestDispatcher, ServerConnection
 from raydist.parameter_servers.requests import (
     CreateSlices,
     Pull,
@@ -19,8 +19,10 @@ from raydist.parameter_servers.requests import (
     Statistics,
 )
 from raydist.parameter_servers.server import ParameterServer
+from raydist.parameter_servers.slices import PsSlice
+from raydist.parameter_servers.slicing import SlicesByHandle, add_slices
 from tests.contracts.server_connection import ServerConnectionContract
-from tests.parameter_servers.examples import LocalConnection, finish_step, optimizer_of, servers, slice_of
+from tests.parameter_servers.examples import LocalConnection, create, finish_step, optimizer_of, servers, slice_of
 
 
 class TestLocalConnection(ServerConnectionContract):
@@ -28,6 +30,18 @@ class TestLocalConnection(ServerConnectionContract):
     def connections(self, count: int) -> Iterator[list[ServerConnection]]:
         with servers(1, rd.SyncWithBackups(0)) as [server]:
             yield [LocalConnection(server)] * count
+
+
+def test_an_answer_that_cannot_be_given_is_an_error_of_its_own_client() -> None:
+    def fail(answer: object, tensors: object) -> None:
+        raise MemoryError("no room for the answer")
+
+    with servers(1, rd.SyncWithBackups(0)) as [server]:
+        create(server, 2)
+        dispatcher = RequestDispatcher(server)
+        waiting = dispatcher.submit(Pull((), at_least_step=1), (), fail)
+        finish_step(lambda request: dispatcher.submit(request, (), lambda answer, tensors: answer).result(0))
+        assert isinstance(waiting.exception(0), MemoryError)
 
 
 ME = Sender(0, 0)
@@ -91,3 +105,27 @@ def test_a_table_that_the_servers_do_not_have_is_told() -> None:
     rows = PsRows(ServerClient((), ME, timeout_s=1), lambda weight: None)
     with pytest.raises(rd.FailedPreconditionError, match="must be made under the scope"):
         rows.pull(embedding.weight, torch.tensor([1]))
+
+
+def test_variables_are_known_by_their_memory() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objects: dict[int, Any] = {1: model, 2: model.weight, 3: model.bias, 4: optimizer}
+    table: SlicesByHandle = {}
+    slices = [PsSlice(number, 2, "weight", number, number, (1, 4), torch.float32) for number in range(2)]
+    others = [PsSlice(2, 3, "bias", 0, 0, (2,), torch.float32), PsSlice(3, 5, "x", 0, 0, (), torch.float32)]
+    add_slices(table, [*slices, *others])
+    handles = {id(obj): handle for handle, obj in objects.items()}
+    unused = ServerClient((), ME, timeout_s=1.0)
+    held = PlacedVariables(unused, table, objects.get, lambda obj: handles.get(id(obj)), lambda _: None)
+    found = held.places(
+        {
+            **model.state_dict(),
+            "copy": model.weight.detach().clone(),
+            "row": model.weight.detach()[0],
+            "turned": model.weight.detach().T,
+            "none": torch.empty(0),
+        }
+    )
+    assert found == {"weight": tuple(slices), "bias": table[3]}
+    assert held.handle_of(optimizer) == 4

@@ -36,6 +36,7 @@ from raydist.parameter_servers.requests import (
     Statistics,
 )
 from raydist.parameter_servers.server import ParameterServer
+from raydist.parameter_servers.sync_steps import SyncSteps
 from tests.parameter_servers.examples import (
     ME,
     OPTIMIZER,
@@ -131,6 +132,35 @@ def test_room_for_what_an_optimizer_remembers() -> None:
     message = r"server 0 is to hold 16,000 bytes for a Adam and has 12,000 free: 4,000 too few"
     with servers(memory=20_000) as [server], pytest.raises(InvalidArgumentError, match=message):
         create(server, 1000, kind=torch.optim.Adam)
+
+
+def test_the_accepted_gradient_of_a_dead_worker_is_never_late() -> None:
+    """Some servers may have it: the others must get it."""
+    one, other, sync = Sender(0, 0), Sender(1, 0), SyncSteps(0)
+    sync.begin(one, 0)
+    sync.begin(other, 1)
+    sync.arrive(one, PushKey(0, 0), 0)
+    sync.arrive(other, PushKey(1, 0), 0)
+    dead = sync.fence(one)
+    assert dead is not None
+    assert (dead.step, dead.completes) == (0, 2)
+    successor = Sender(0, 1)
+    sync.begin(successor, 0)
+    assert sync.fence(one) is dead  # told twice
+    assert sync._holding == {0: (1, 0), 1: (0, 1)}, "the successor holds its closure"
+    owed = sync.arrive(successor, PushKey(0, 0), 0)
+    assert owed is not None
+    assert owed.step == 1
+    assert sync.arrive(successor, PushKey(0, 1), 0) is None
+    sync.fence(successor)  # before it was decided
+    again = Sender(0, 2)
+    sync.begin(again, 0)
+    owed, last = sync.arrive(again, PushKey(0, 0), 0), sync.arrive(other, PushKey(1, 1), 1)
+    assert owed is not None
+    assert last is not None
+    assert (owed.step, owed.completes) == (last.step, last.completes) == (1, 2)
+    assert sync.arrive(other, PushKey(1, 2, finished_below=1), 1) is None
+    assert sync.arrive(again, PushKey(0, 0), 0) is owed
 
 
 WORKERS = [Sender(worker, 0) for worker in range(3)]

@@ -10,12 +10,13 @@ import cloudpickle
 import pytest
 
 from raydist.actors.epochs import input_pipeline
-from raydist.actors.epochs.input_pipeline import InputPipeline
+from raydist.actors.epochs.input_pipeline import InputPipeline, credits_of
 from raydist.actors.epochs.job import InputJob
 from raydist.actors.epochs.served_epoch import Poll
 from raydist.core.errors import CancelledError, InvalidArgumentError
+from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
-from raydist.options import InputOptions, Timeouts
+from raydist.options import InputOptions, Options, Timeouts
 from raydist.pipelines.engine.executor import InlineExecutor
 
 
@@ -109,3 +110,13 @@ def test_workers_are_lent_for_one_epoch(pools: Pools) -> None:
     pipeline.open("e", job_of(Dataset.range(2).batch(2), input_options=InputOptions()))
     assert pools.lent == [], "AUTOTUNE leaves light pipelines where they are"
     assert pipeline.close("e", 5.0)
+
+
+def test_options_say_how_many_batches_are_ahead_and_how_many_workers_make_them() -> None:
+    plain = job_of(Dataset.range(2), input_options=InputOptions())
+    assert credits_of(plain).capacity == 3
+    asked = credits_of(replace(plain, input_options=InputOptions(prefetch_batches=7)))
+    assert (asked.capacity, asked.spare_bytes) == (8, 0)
+    three = replace(plain, options=Options(num_input_workers=3))
+    assert (plain.num_workers, three.num_workers) == (AUTOTUNE, 3)
+    assert replace(three, input_options=InputOptions(num_input_workers=0)).num_workers == 0
