@@ -6,7 +6,7 @@ import contextlib
 import errno
 import gc
 import os
-import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -138,32 +138,22 @@ def test_one_of_two_simultaneous_processes_gets_the_lease(tmp_path: Path, monkey
     first.release()
 
 
-def test_a_released_lease_does_not_release_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = LocalFiles(str(tmp_path))
-    first, second = DirectoryLock(files), DirectoryLock(files)
-    first.acquire()
-    heartbeat = first._heartbeat
-    assert heartbeat is not None
-    taking, goes_on = threading.Thread(target=second.acquire), threading.Event()
-    remove, alone = LocalFiles.remove, LocalFiles.alone
+def test_a_lease_is_removed_while_nobody_else_can_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, calls, original = DirectoryLock(LocalFiles(str(tmp_path))), list[str](), LocalFiles.remove
+    lock.acquire()
 
-    def alone_or_waiting(self: LocalFiles, within_s: float) -> contextlib.AbstractContextManager[object]:
-        if threading.current_thread() is taking:
-            goes_on.set()
-        return alone(self, within_s)
+    @contextlib.contextmanager
+    def alone(self: LocalFiles, within_s: float) -> Iterator[None]:
+        calls.append("alone")
+        yield
+        calls.append("no longer")
 
-    def remove_late(self: LocalFiles, name: str) -> None:
-        heartbeat._thread.join(20)
-        taking.start()
-        while taking.is_alive() and not goes_on.wait(0.01):
-            pass
-        remove(self, name)
+    def remove(self: LocalFiles, name: str) -> None:
+        calls.append("remove")
+        original(self, name)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(LocalFiles, "alone", alone_or_waiting)
-        patched.setattr(LocalFiles, "remove", remove_late)
-        first.release()
-        taking.join(20)
-    assert second.is_acquired
-    assert read_holder(files) is not None
-    second.release()
+    monkeypatch.setattr(LocalFiles, "alone", alone)
+    monkeypatch.setattr(LocalFiles, "remove", remove)
+    lock.release()
+    assert calls == ["alone", "remove", "no longer"]
+    assert not (tmp_path / LOCK_FILE).exists()

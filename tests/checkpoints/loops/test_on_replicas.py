@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,3 +165,67 @@ def test_everything_in_a_checkpoint_is_from_the_same_draw(
             assert inner.weight.grad is not None
             assert inner.weight.grad.item() == pytest.approx(rows.sum().item() / 4)
             assert float(model["sum"].compute()) == pytest.approx(rows.mean().item())
+
+
+def await_file(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def test_states_of_the_driver_are_those_at_the_beginning_of_the_run(
+    mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
+) -> None:
+    strategy, state = mirrored(2), rd.State(epoch=1)
+    data = strategy.distribute_dataset(rd.Dataset.range(8).batch(2))
+    checkpoint = rd.Checkpoint(state=state, data=data)
+
+    def loop(batches: Iterator[torch.Tensor]) -> None:
+        next(batches)
+        await_file(tmp_path / "go")
+        manager.save()
+        for _ in batches:
+            pass
+        manager.save()
+
+    with rd.CheckpointManager(checkpoint, tmp_path / "run", None) as manager:
+        manager.watch()
+        strategy.run(loop, args=(iter(data),))
+        state.epoch = 2
+        (tmp_path / "go").touch()
+        manager.sync()
+        for number, num_batches in ((1, 3), (2, 4)):  # an epoch that has ended is followed by a new one
+            checkpoint.restore(tmp_path / "run" / f"ckpt-{number}")
+            assert state.epoch == 1
+            assert len(list(data)) == num_batches
+
+
+def test_a_preempted_loop_ends_with_a_checkpoint_or_says_why_there_is_none(
+    mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
+) -> None:
+    strategy = mirrored(2)
+    data = strategy.distribute_dataset(rd.Dataset.range(8).batch(2).repeat())
+
+    def loop(batches: Iterator[torch.Tensor], folder: Path, num_draws: int) -> None:
+        for _ in range(num_draws):
+            next(batches)
+            (folder / "ready").touch()
+        await_file(folder / "go")
+
+    def preempt(folder: Path, num_draws: int) -> None:
+        with rd.CheckpointManager(rd.Checkpoint(data=data), folder, None, step_counter=lambda: 7) as manager:
+            manager.watch()
+            result = strategy.run(loop, args=(iter(data), folder, num_draws))
+            await_file(folder / "ready")
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)  # draws are held meanwhile
+            (folder / "go").touch()
+            strategy.local_results(result)
+
+    for name in ("stopped at a draw", "ended before a draw", "failed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "failed":
+            (folder / "ckpt-7").write_text("in the way")
+        said = "could not be saved .*ckpt-7" if name == "failed" else "What it reached is in .*ckpt-7"
+        with pytest.raises(rd.Preempted, match=said):
+            preempt(folder, 1 if name == "ended before a draw" else 10**9)
