@@ -38,7 +38,7 @@ class Everything:
         self.checkpoint = rd.Checkpoint(
             model=self.model,
             optimizer=self.optimizer,
-            more={"scheduler": self.scheduler, "metrics": [self.metric, self.mean]},
+            more={"scheduler": self.scheduler, 7: (self.metric, self.mean)},
             progress=self.progress,
         )
 

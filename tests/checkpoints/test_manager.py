@@ -20,13 +20,14 @@ import torch
 import raydist as rd
 from raydist.actors.metric_counters import SaveMetrics
 from raydist.checkpoints.checkpoint import contents_of
-from raydist.checkpoints.listing import Retention, SaveInterval
+from raydist.checkpoints.listing import Retention, SaveInterval, find_checkpoints
 from raydist.checkpoints.run_directory import RunDirectory
 from raydist.checkpoints.saves import BackgroundWriter, ManagerSaves
 from raydist.checkpoints.tensor_file import MANIFEST_NAME
 from raydist.checkpoints.watch import ManagerWatch
 from raydist.core.errors import DeadlineExceededError
 from raydist.core.failpoints import installed
+from raydist.pipelines.stored.directory_files import directory_files
 from raydist.strategies.one_device import OneDeviceStrategy
 from tests.refused import check_refused
 
@@ -109,6 +110,11 @@ def test_seconds_between_saves(manager: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert one.save() is None
     now[0] += 60
     assert one.save() is not None
+    one.close()
+    again = manager(interval_s=60)
+    now[0] += 60
+    again.restore_or_initialize()
+    assert again.save() is None, "seconds count from the restore"
 
 
 def test_the_newest_and_the_best_are_kept(manager: Any, progress: rd.State) -> None:
@@ -147,7 +153,14 @@ def test_the_newest_checkpoint_is_the_last_saved_even_if_numbers_restart(manager
     assert names(second.checkpoints) == ["ckpt-900", "ckpt-1"], "an existing number is replaced"
     second.close()
     assert saved_step(rd.latest_checkpoint(second.directory)) == 5
-    assert manager(2).restore_or_initialize() == second.latest_checkpoint
+    third = manager(2)
+    assert third.restore_or_initialize() == second.latest_checkpoint
+    third.close()
+    found = find_checkpoints(directory_files(second.directory))
+    assert len({each.details["began"] for each in found}) == 1, "hours to keep one count from the first run"
+    other = manager(2, checkpoint_name="finetune")
+    other.save().wait()
+    assert rd.latest_checkpoint(second.directory) == other.latest_checkpoint
 
 
 def damage(path: str) -> None:
@@ -335,6 +348,8 @@ def test_close_raises_the_last_failure_if_it_was_not_raised_before() -> None:
         writer.wait()
     with pytest.raises(OSError, match="No space left"):  # it was only a warning
         writer.close()
+    with pytest.raises(KeyboardInterrupt):
+        writer.submit("d", mock.Mock(side_effect=KeyboardInterrupt), here=True)
 
 
 @pytest.fixture
@@ -358,6 +373,10 @@ def test_invalid_numbers_and_unwritable_directories_are_errors(saves: ManagerSav
         saves.save(1, None, here=True).wait()
     saves.save(2, None, here=True).wait()
     assert [path.rpartition("/")[2] for path in saves.run.newest()] == ["ckpt-2"]
+    (found,) = saves.run.find()
+    found.details["calls"] = "many"
+    saves.continue_from(found)
+    assert saves.calls == 2
 
 
 def saves_of(directory: Path, checkpoint: rd.Checkpoint) -> ManagerSaves:

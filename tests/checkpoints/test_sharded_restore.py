@@ -28,9 +28,10 @@ from raydist.checkpoints.shard_reader import (
     commit_shard,
     discard_shard,
     exchange_bytes,
+    plan_reads,
     prepare_shard,
 )
-from raydist.checkpoints.tensor_file import NewFiles, RowRange, write_tensor_file
+from raydist.checkpoints.tensor_file import NewFiles, RowRange, TensorFile, write_tensor_file
 from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.collectives.local_group import LocalGroup
@@ -226,6 +227,17 @@ def test_mismatches_are_reported_before_anything_is_read(
     assert "commit" not in replicas.asked
 
 
+def test_a_partial_restore_keeps_the_rest(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, before = saved
+    objects = made(2)
+    objects["model"].more = nn.Linear(1, 1, bias=False)
+    replicas = held(objects, 2)
+    assert restored(objects, replicas, path, strict=False) == RestoreReport(missing=("model.more.weight",))
+    model = replicas.of(1, objects["model"])
+    assert torch.equal(model.first.weight, before["model"].first.weight)
+    assert torch.equal(model.more.weight, objects["model"].more.weight)
+
+
 def test_an_object_that_rejects_its_state_restores_all_others(saved: tuple[Path, dict[str, Any]]) -> None:
     path, _ = saved
     objects = made(2)
@@ -370,3 +382,8 @@ def test_replicas_exchange_what_they_read() -> None:
             assert largest <= window_bytes
             for tensors, others in zip(found, expected, strict=True):
                 assert all(torch.equal(tensor, other) for tensor, other in zip(tensors, others, strict=True))
+
+
+def test_a_file_without_tensors_is_read_by_the_first_replica() -> None:
+    first, second = plan_reads({"model": [TensorFile("index", 50, 0, 50, 0)]}, 2)
+    assert ([read.file.name for read in first], second) == (["index"], [])

@@ -218,6 +218,11 @@ def test_arrays_tensors_and_loaders_come_in_batches_in_their_order() -> None:
     assert rows_of(given(DataLoader(TensorDataset(*tensors), batch_size=50))) == [[*range(50)], [*range(50, 70)]]
 
 
+def test_distributed_data_is_taken_as_it_is_by_either_name() -> None:
+    data = one_device().distribute_dataset(regression(5, 2))
+    assert given(data) is given(None, dataset=data, shuffle=True) is data
+
+
 def test_a_shuffle_is_new_in_every_epoch_and_follows_torchs_seed() -> None:
     def epochs() -> list[list[list[int]]]:
         torch.manual_seed(7)

@@ -96,6 +96,15 @@ def test_logs_are_read_once_per_interval_and_in_a_tenth_of_the_time_at_most() ->
     assert page.reports[-1].elapsed_s >= 10 * (reads - 1)
 
 
+def test_the_result_is_shown_with_the_rate_of_the_pass_alone() -> None:
+    page, times = Page(1.0), iter([0.0, 0.0, 2.0, 100.0])  # after validation, say
+    reporter = Reporter(page, lambda: next(times))
+    reporter.start("Epoch 1/1", 4)
+    reporter.stop(4, 40)
+    reporter.result({"loss": 0.5})
+    assert page.reports == [Report("Epoch 1/1", 4, 4, 20.0, 2.0, None, {"loss": 0.5}, done=True)]
+
+
 REPORT = Report("Epoch 1/3", 5, 20, 1234.0, 2.0, 6.0, {"loss": 0.25})
 LAST = replace(REPORT, step=20, left_s=None, done=True)
 

@@ -38,6 +38,7 @@ def test_curves_have_the_global_step_on_their_x_axis(tmp_path: Path) -> None:
     assert train.names("histograms") == {
         f"{name.replace('.', '/')}/histogram" for name, _ in model.module.named_parameters()
     }
+    assert [event.step for event in train.accumulator.Histograms("0/weight/histogram")] == [2], "every other epoch"
     assert {
         "epoch_learning_rate",
         "step/seconds",
@@ -82,9 +83,10 @@ def test_arguments_that_mean_nothing() -> None:
 
 
 def test_a_picture_of_equal_values_is_grey(tmp_path: Path) -> None:
-    module = torch.nn.Linear(2, 2, bias=False)
+    module = torch.nn.Linear(2, 2)
     torch.nn.init.constant_(module.weight, 7.0)
     shown(tmp_path, ShownParameters(histogram_freq=1, write_images=True), module, epochs=1)
+    assert curves(tmp_path).names("images") == {"weight/image"}, "a bias has one dimension"
     (event,) = curves(tmp_path).accumulator.Images("weight/image")
     picture = Image.open(io.BytesIO(event.encoded_image_string)).convert("L")
     assert set(np.asarray(picture).ravel()) <= {127, 128}
