@@ -205,11 +205,12 @@ def test_a_preempted_loop_ends_with_a_checkpoint_or_says_why_there_is_none(
     strategy = mirrored(2)
     data = strategy.distribute_dataset(rd.Dataset.range(8).batch(2).repeat())
 
-    def loop(batches: Iterator[torch.Tensor], folder: Path, num_draws: int) -> None:
+    def loop(batches: Iterator[torch.Tensor], folder: Path, num_draws: int) -> int:
         for _ in range(num_draws):
             next(batches)
             (folder / "ready").touch()
         await_file(folder / "go")
+        return num_draws
 
     def preempt(folder: Path, num_draws: int) -> None:
         with rd.CheckpointManager(rd.Checkpoint(data=data), folder, None, step_counter=lambda: 7) as manager:
