@@ -17,17 +17,21 @@ from torch import nn
 
 import raydist as rd
 from raydist.actors.portable_errors import pack_error
-from raydist.checkpoints.driver_loop import begin_loop
-from raydist.checkpoints.listing import SaveInterval
+from raydist.checkpoints.checkpoint import contents_of
+from raydist.checkpoints.driver_loop import ManagedLoop, begin_loop
+from raydist.checkpoints.listing import Retention, SaveInterval
 from raydist.checkpoints.loop_commands import (
     IteratorPosition,
     LoopCommand,
     LoopCount,
     LoopReport,
     ManagerCommand,
+    RequestedSave,
     SaveOutcome,
 )
 from raydist.checkpoints.replica_loop import DrawGate, ManagerProxy, ReplicaLoop, ReplicaLoops
+from raydist.checkpoints.run_directory import RunDirectory
+from raydist.checkpoints.saves import ManagerSaves
 from raydist.checkpoints.shards import ShardTerms, ShardWriter
 from raydist.cluster.preemption import ignore_draws
 from raydist.core.errors import DeadlineExceededError
@@ -64,6 +68,37 @@ class Rank:
         return ()
 
 
+def host() -> Any:
+    """A strategy whose replicas have the object "known" only."""
+    return SimpleNamespace(
+        limit_s=1.0, handle_of=lambda obj: 5 if obj == "known" else None, driver_items=lambda objects: {}
+    )
+
+
+def test_the_command_has_the_step_at_the_beginning_of_the_run(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "ckpt", Retention(None))
+    cases: list[tuple[Any, Any]] = [(None, (None, 0)), ("known", (5, 0)), (lambda: 7, (None, 7))]
+    for counter, expected in cases:
+        saves = ManagerSaves(contents_of(rd.Checkpoint(state=rd.State())), run, SaveInterval(), counter)
+        command = ManagedLoop("key", saves, 42, [], asynchronous=True).command(host())
+        assert ((command.counter, command.step), command.counts_calls) == (expected, counter is None)
+
+
+def test_a_failed_last_save_does_not_keep_the_process_alive(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "ckpt", Retention(None))
+    run.acquire()
+    saves = ManagerSaves(contents_of(rd.Checkpoint(state=rd.State())), run, SaveInterval(), None)
+    part = ManagedLoop("key", saves, 42, [], asynchronous=True)
+    part.command(host())
+    (tmp_path / "ckpt-4").write_text("in the way")
+    begin: Any = None  # nothing is asked of replicas
+    outcome = part.write(RequestedSave("t", "key", 4, 1, None, (), is_last=True), begin, "it received SIGTERM")
+    assert outcome.failures == 1
+    assert "it received SIGTERM. It could not be saved" in str(outcome.preempted)
+    saves.writer.close()  # raises nothing: the error is already reported
+    run.release()
+
+
 def distributed_iterator() -> DistributedIterator:
     """Return an iterator that has not begun, without replicas."""
     job: Any = SimpleNamespace(state=None, label="nothing")
@@ -72,15 +107,14 @@ def distributed_iterator() -> DistributedIterator:
 
 
 def test_loops_need_an_iterator_and_a_watching_manager(tmp_path: Path) -> None:
-    host: Any = SimpleNamespace(limit_s=1.0, handle_of=lambda obj: None, driver_items=lambda objects: {})
     iterator = distributed_iterator()
-    assert begin_loop(((iterator,), {}), host) is None
+    assert begin_loop(((iterator,), {}), host()) is None
     with rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 1) as manager:
         manager.watch()
-        assert begin_loop(((1, "text"), {}), host) is None
+        assert begin_loop(((1, "text"), {}), host()) is None
         with ignore_draws():
-            assert begin_loop(((iterator,), {}), host) is None
-        loop = begin_loop(((1, {"nested": iterator}), {}), host)
+            assert begin_loop(((iterator,), {}), host()) is None
+        loop = begin_loop(((1, {"nested": iterator}), {}), host())
         assert loop is not None
         assert [each.directory for each in loop.command().managers] == [str(tmp_path)]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -197,36 +195,3 @@ def test_states_of_the_driver_are_those_at_the_beginning_of_the_run(
             checkpoint.restore(tmp_path / "run" / f"ckpt-{number}")
             assert state.epoch == 1
             assert len(list(data)) == num_batches
-
-
-def test_a_preempted_loop_ends_with_a_checkpoint_or_says_why_there_is_none(
-    mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
-) -> None:
-    strategy = mirrored(2)
-    data = strategy.distribute_dataset(rd.Dataset.range(8).batch(2).repeat())
-
-    def loop(batches: Iterator[torch.Tensor], folder: Path, num_draws: int) -> int:
-        for _ in range(num_draws):
-            next(batches)
-            (folder / "ready").touch()
-        await_file(folder / "go")
-        return num_draws
-
-    def preempt(folder: Path, num_draws: int) -> None:
-        with rd.CheckpointManager(rd.Checkpoint(data=data), folder, None, step_counter=lambda: 7) as manager:
-            manager.watch()
-            result = strategy.run(loop, args=(iter(data), folder, num_draws))
-            await_file(folder / "ready")
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.1)  # draws are held meanwhile
-            (folder / "go").touch()
-            strategy.local_results(result)
-
-    for name in ("stopped at a draw", "ended before a draw", "failed"):
-        folder = tmp_path / name
-        folder.mkdir()
-        if name == "failed":
-            (folder / "ckpt-7").write_text("in the way")
-        said = "could not be saved .*ckpt-7" if name == "failed" else "What it reached is in .*ckpt-7"
-        with pytest.raises(rd.Preempted, match=said):
-            preempt(folder, 1 if name == "ended before a draw" else 10**9)
