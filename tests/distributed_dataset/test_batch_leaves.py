@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
-from raydist.core.values import PerReplica
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import distribute, distribute_from_function
+from raydist.distributed_dataset import distribute
 from raydist.options import InputOptions
 from tests.actors.readers.fakes import fake_side
 
@@ -140,14 +139,6 @@ def test_pieces_of_all_replicas_are_the_batch_by_element_and_resume_anywhere(
     assert [x for row in rows for x in row] == [x for x in whole for _ in range(x % 4)]
     for step in found:
         require_whole_elements(step)
-
-
-def test_collated_elements_of_a_function_weigh_by_their_number() -> None:
-    with fake_side(2) as side:
-        made = distribute_from_function(lambda _: graphs(5, 3), side, InputOptions(num_input_workers=0))
-        (batch,) = list(made)
-    assert isinstance(batch["n"], PerReplica)
-    assert batch["n"].rows == (3, 2)
 
 
 class Detector(torch.nn.Module):

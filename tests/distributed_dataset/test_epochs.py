@@ -17,7 +17,7 @@ from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, LocalDistributedDataset, distribute
 from raydist.distributed_dataset.base import require_shared
-from raydist.options import InputOptions, InputReplicationMode, Options
+from raydist.options import InputOptions, InputReplicationMode
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.strategies.one_device import OneDeviceStrategy
 from tests.actors.readers.fakes import fake_side
@@ -127,14 +127,6 @@ def test_a_batch_whose_step_did_not_begin_counts_as_not_drawn(make: Make) -> Non
     again = restored(make, saved)
     assert again.state_dict() == saved, "what was restored can be saved before it goes on"
     assert state_before_draw(again, iter(again)) == saved
-
-
-def test_a_seed_that_was_drawn_is_restored() -> None:
-    data = LocalDistributedDataset(dataset())
-    state = data.state_dict()
-    again = LocalDistributedDataset(dataset().with_options(Options(seed=7)))
-    again.load_state_dict(state)
-    assert epochs(again, 1) == epochs(data, 1)
 
 
 def test_what_is_no_state_of_this_pipeline_is_refused_and_changes_nothing() -> None:

@@ -141,11 +141,6 @@ def test_elements_of_a_function_are_dealt_in_turn() -> None:
         ):
             dealt = distribute_from_function(always(dataset), side, OPTIONS)
             assert [lists(batch) for batch in dealt] == steps
-        iterator = iter(distribute_from_function(lambda context: Dataset.range(6).map(divide), side, OPTIONS))
-        assert lists(next(iterator)) == [0, 1]
-        with pytest.raises(ZeroDivisionError):  # in the place of the whole step
-            next(iterator)
-        assert lists(next(iterator)) == [4, 5]
 
 
 def test_a_function_is_told_for_whom_it_builds() -> None:

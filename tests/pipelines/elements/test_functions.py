@@ -231,14 +231,6 @@ def test_a_stream_is_the_same_in_any_pieces_and_another_for_another_key() -> Non
     assert RandomKey(1, "a", (0, 1)).words(0, 3).tolist() == RandomKey(1, "a", (1,)).words(0, 3).tolist()
 
 
-def test_an_elements_generator_is_philox_at_its_counter() -> None:
-    for index in (0, 1, 2**33, 2**63 - 1):
-        bits = KEY.generator(index).bit_generator.state["state"]
-        assert bits["counter"].tolist() == [0, 0, index, 0]
-        fresh = np.random.Generator(np.random.Philox(key=bits["key"], counter=index << 128))
-        assert KEY.generator(index).normal(size=9).tolist() == fresh.normal(size=9).tolist()
-
-
 def test_kept_generators_stay_those_of_their_elements_and_integers_are_even() -> None:
     numbered = KEY.generators(0)
     kept = [next(numbered) for _ in range(4)]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.core.nest import LEAF, NOTHING, flatten, unflatten
 from raydist.dataset import Dataset
-from raydist.pipelines.elements.arguments import parts_like, whole_number
-from raydist.pipelines.elements.element_nests import flatten_element, map_element
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
@@ -27,17 +23,6 @@ INT = TensorSpec((), "int64")
 
 def pairs() -> Dataset:
     return Dataset.range(4).map(lambda x: (x, None))
-
-
-def test_none_has_no_leaves() -> None:
-    leaves, structure = flatten_element({"y": None, "x": (1, None)})
-    assert leaves == [1]
-    assert structure.children[1] == NOTHING
-    assert unflatten(structure, [5]) == {"y": None, "x": (5, None)}
-    assert structure.paths() == ["x.0"]
-    assert pickle.loads(pickle.dumps(structure)) == structure
-    assert map_element(str, (1, (None, 2))) == ("1", (None, "2"))
-    assert flatten((1, None))[1].children == (LEAF, LEAF), "everywhere else None is a leaf"
 
 
 BATCHED = TensorSpec((None,), "int64")
@@ -96,18 +81,6 @@ def test_none_may_stand_for_a_leaf_until_elements_are_joined() -> None:
         list(mixed.batch(3))
     filled = mixed.map(lambda x, label: (x, 0 if label is None else label))
     assert [batch[1].tolist() for batch in filled.batch(3)] == [[0, 1, 0]]
-
-
-def test_elements_keep_one_structure() -> None:
-    iterator = iter(Dataset.range(3).map(lambda x: (x, x) if x == 1 else x))
-    assert next(iterator) == 0
-    with pytest.raises(SpecError, match="one structure and dtype"):
-        next(iterator)
-    assert next(iterator) == 2
-    with pytest.raises(SpecError, match="at least one leaf, got None"):
-        next(iter(Dataset.range(1).map(lambda x: None)))
-    with pytest.raises(InvalidArgumentError, match="at least one tensor"):
-        Dataset.from_tensor_slices((None, None))
 
 
 def test_generators_keep_to_their_signature() -> None:
@@ -213,17 +186,3 @@ def test_an_order_that_was_tampered_with_is_refused_and_a_long_one_not_kept() ->
     order = KeyOrder()
     order.of(block_of_rows([dict.fromkeys(map(str, range(2000, 0, -1)), 0)]))
     assert order.schema() is None
-
-
-def test_nests_of_arguments_and_whole_numbers() -> None:
-    structure = flatten({"a": 1, "b": (2, 3)})[1]
-    assert parts_like(structure, {"b": ((1, 2), None), "a": ()}, "shapes") == [(), (1, 2), None]
-    assert parts_like(structure, None, "shapes") == [None] * 3
-    with pytest.raises(rd.InvalidArgumentError, match=r"shapes must be a nest like the element.* where 'b'"):
-        parts_like(structure, {"a": ()}, "shapes")
-    for value in (3, np.int32(3), torch.tensor(3)):
-        assert whole_number("n", value) == 3
-        assert type(whole_number("n", value)) is int
-    for wrong in (2.0, True, "3", None, [1]):
-        with pytest.raises(rd.InvalidArgumentError, match=r"n must be a whole number, got "):
-            whole_number("n", wrong)

@@ -20,7 +20,6 @@ from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
-from raydist.pipelines.engine.read_ahead import ReadAhead, SteadyPrefetch
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from tests.contracts.op import MakeExecutor, iterate
@@ -30,21 +29,18 @@ ROW_BYTES = 100
 
 @final
 class Source(OpIterator):
-    """`count` elements of 100 bytes; then, if there is one, an error."""
+    """`count` elements of 100 bytes."""
 
-    def __init__(self, count: int, error: Exception | None = None) -> None:
+    def __init__(self, count: int) -> None:
         self.count = count
-        self.error = error
         self.made = 0
-        self.closed = threading.Event()
-        self.has_begun = threading.Event()
+        self.closed = False
 
     def next_block(self, limit: int) -> Block:
         rows = min(limit, self.count - self.made)
         if not rows:
-            raise self.error or StopIteration
+            raise StopIteration
         self.made += rows
-        self.has_begun.set()
         return block_of_rows([np.zeros(ROW_BYTES, np.uint8)] * rows)
 
     def state_dict(self) -> IteratorState:
@@ -54,16 +50,12 @@ class Source(OpIterator):
         self.made = int(state["made"])
 
     def close(self) -> None:
-        self.closed.set()
+        self.closed = True
 
 
-def thread(source: OpIterator, size: int = 8, ram: Budget | None = None) -> PrefetchThread:
+def reading(source: Source, ram: Budget) -> PrefetchThread:
     meter = IterationMeters().meter("prefetch")
-    return PrefetchThread(source, BufferSize(size, tuned=False), ram or Budget(), meter, name="prefetch-1")
-
-
-def reading(source: Source, size: int, ram: Budget | None = None) -> PrefetchThread:
-    ahead = thread(source, size, ram)
+    ahead = PrefetchThread(source, BufferSize(64, tuned=False), ram, meter, name="prefetch-1")
     ahead.start()
     return ahead
 
@@ -81,18 +73,10 @@ def rows_until_the_end(ahead: PrefetchThread, rows: int = 0) -> int:
     return rows
 
 
-def test_one_that_was_not_asked_yet_begins_to_work() -> None:
-    source = Source(50)
-    iterator = ReadAhead(source, SteadyPrefetch(thread))
-    iterator.has_ready()
-    assert source.has_begun.wait(10), "it reads, although no block was asked for"
-    iterator.close()
-
-
 def test_the_buffer_never_holds_more_than_the_budget_or_one_element() -> None:
     for bytes_left in (0, 150, 1000):
         ram, most = Budget(bytes_left), 0.0
-        ahead = reading(Source(200), 64, ram)
+        ahead = reading(Source(200), ram)
         rows = 0
         while (ready := ahead.get()) is not None:
             most = max(most, ram.limit - ram.free)
@@ -105,7 +89,7 @@ def test_the_buffer_never_holds_more_than_the_budget_or_one_element() -> None:
 
 def test_two_buffers_share_a_budget_and_both_go_on() -> None:
     ram = Budget(500)
-    both = [reading(Source(100), 64, ram) for _ in range(2)]
+    both = [reading(Source(100), ram) for _ in range(2)]
     rows = [0, 0]
     for _ in range(10):
         for number, ahead in enumerate(both):
@@ -119,11 +103,11 @@ def test_two_buffers_share_a_budget_and_both_go_on() -> None:
 
 def test_stopping_gives_the_memory_back_and_closes_the_source() -> None:
     ram, source = Budget(10_000), Source(1 << 30)
-    ahead = reading(source, 64, ram)
+    ahead = reading(source, ram)
     next_rows(ahead)
     ahead.stop()
     ahead.stop()
-    assert source.closed.is_set()
+    assert source.closed
     assert ram.free == 10_000
 
 

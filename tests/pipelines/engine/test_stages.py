@@ -38,19 +38,6 @@ def test_a_window_of_blocks_is_kept_under_way() -> None:
     assert pool.closed
 
 
-def test_the_index_in_a_note_is_right_behind_a_filter_on_any_executor() -> None:
-    def fails(x: int) -> int:
-        raise ValueError(f"element {x}")
-
-    dataset = Dataset.range(200).filter(lambda x: x % 50 == 49).map(fails)
-    iterator = iterate(dataset, lambda options: ToyPool(4))
-    for number in range(4):
-        with pytest.raises(ValueError, match="element") as caught:
-            next(iterator)
-        assert caught.value.__notes__[0].endswith(f"element {number} of its input.")
-    iterator.close()
-
-
 def test_a_lost_worker_loses_no_element() -> None:
     pools = iter([ToyPool(2, lose=1), ToyPool(2)])
     iterator = iterate(Dataset.range(10).map(lambda x: x).batch(5), lambda options: next(pools))

@@ -21,7 +21,7 @@ import raydist as rd
 from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.formats.arrow_file import ArrowFile, as_arrow_file
 from raydist.pipelines.formats.files import open_file
-from raydist.pipelines.formats.parquet_file import ParquetFile, parquet_errors, parse_footer, read_struct
+from raydist.pipelines.formats.parquet_file import ParquetFile, parse_footer, read_struct
 
 
 def write(path: Path, table: pa.Table) -> bytes:
@@ -161,23 +161,6 @@ def test_a_process_ends_when_threads_have_let_go_of_closed_files_or_never_will()
 def file(tmp_path: Path) -> ParquetFile:
     pq.write_table(pa.table({"x": range(10), "y": ["a"] * 10}), tmp_path / "x", row_group_size=4)
     return ParquetFile(str(tmp_path / "x"))
-
-
-def test_which_errors_are_damage() -> None:
-    for damage in (
-        pa.ArrowInvalid("bad"),
-        OSError("thrift"),
-        MemoryError("2 EB"),
-        UnicodeDecodeError("utf8", b"", 0, 1, "x"),
-    ):
-        with pytest.raises(rd.DataLossError, match="must be an intact Parquet file") as caught, parquet_errors("p", 7):
-            raise damage
-        assert (caught.value.path, caught.value.offset) == ("p", 7)
-    with pytest.raises(OSError, match="disk") as other, parquet_errors("p", 7):
-        raise OSError(5, "disk")
-    assert not isinstance(other.value, rd.RaydistError)
-    with pytest.raises(KeyError), parquet_errors("p", 7):
-        raise KeyError("x")
 
 
 TABLE = pa.table(

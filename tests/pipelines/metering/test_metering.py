@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from raydist import Dataset, Options
-from raydist.core.errors import UnavailableError
 from raydist.options import AutotuneOptions, OptimizationOptions
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState, StageResult
@@ -141,25 +139,14 @@ def test_threads_report_their_work() -> None:
     assert reading.wait_s - reading.input_wait_s > 0.0
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A replacement for the module `time` that the test sets."""
-    clock = SimpleNamespace(now=0.0)
-    clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(build_module, "time", clock)
-    return clock
-
-
 class Worker(OpIterator):
     """An iterator that works for a second, then asks `source`."""
 
-    def __init__(self, clock: Any, source: OpIterator | None = None, error: Callable[[], Exception] | None = None):
-        self.clock, self.source, self.error = clock, source, error
+    def __init__(self, clock: Any, source: OpIterator | None = None):
+        self.clock, self.source = clock, source
 
     def next_block(self, limit: int) -> Block:
         self.clock.now += 1.0
-        if self.error is not None:
-            raise self.error()
         return block_of_rows([0, 0, 0]) if self.source is None else self.source.next_block(limit)
 
     def state_dict(self) -> IteratorState:
@@ -169,7 +156,10 @@ class Worker(OpIterator):
         raise NotImplementedError
 
 
-def test_own_time_is_without_that_of_the_inputs(clock: SimpleNamespace) -> None:
+def test_own_time_is_without_that_of_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr(build_module, "time", clock)
     meters = IterationMeters()
     inner, outer = meters.meter("range-0"), meters.meter("map-1")
     # Something that is not metered stands between them: its second is the outer one's.
@@ -181,20 +171,6 @@ def test_own_time_is_without_that_of_the_inputs(clock: SimpleNamespace) -> None:
     assert (outer.own_s, outer.input_s) == (4.0, 2.0)
     assert (outer.blocks, outer.elements, outer.bytes) == (2, 6, 48)
     assert meters.clock.inner_s == 6.0
-
-
-def test_an_error_costs_time_and_is_counted_but_not_the_end_or_a_failed_machinery(clock: SimpleNamespace) -> None:
-    errors: list[tuple[Callable[[], Exception], int]] = [
-        (lambda: ValueError("no"), 1),
-        (StopIteration, 0),
-        (lambda: UnavailableError("gone"), 0),
-    ]
-    for error, counted in errors:
-        meters = IterationMeters()
-        meter = meters.meter("map-1")
-        with pytest.raises((ValueError, StopIteration, UnavailableError)):
-            MeteredIterator(Worker(clock, error=error), meter, meters).next_block(1)
-        assert (meter.errors, meter.own_s, meter.elements) == (counted, 1.0, 0)
 
 
 SOURCE = Reading("range-0", "range(9)", kind="source", elements=100, bytes=800, bytes_here=800, busy_s=1.0)

@@ -51,14 +51,6 @@ def test_rows_come_one_by_one() -> None:
         assert {tuple(row["boxes"].shape) for row in rows} == {(0, 4)}, "rows without numbers"
 
 
-def test_leaves_must_share_their_first_dimension() -> None:
-    items = collect(iterate(Dataset.range(3).map(lambda x: (np.zeros(2), np.zeros(3 if x == 1 else 2))).unbatch()))
-    assert len(items) == 5
-    assert items[2][0] == "InvalidArgumentError"
-    (item,) = collect(iterate(Dataset.range(1).rebatch(2)))
-    assert item[0] == "InvalidArgumentError"
-
-
 def test_map_batches_gets_structures_of_arrays_and_may_change_the_count() -> None:
     sizes: list[int] = []
 

@@ -272,19 +272,6 @@ def test_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_op(lambda: noisy(tmp_path / "x").repeat(2))
 
 
-def test_files_that_another_seed_must_make_again(tmp_path: Path) -> None:
-    dataset, _ = snapshots(tmp_path, reader_func=alternately)
-    list(dataset.with_options(Options()))  # with a seed of its own
-    reading = iterate(dataset)
-    collect(reading, 2)
-    for file in [*tmp_path.glob("*/*"), *tmp_path.glob("*")]:
-        file.unlink() if file.is_file() else file.rmdir()
-    resumed = iterate(dataset)
-    resumed.load_state_dict(reading.state_dict())
-    with pytest.raises(FailedPreconditionError, match="those that the state was saved with"):
-        next(resumed)
-
-
 def test_an_error_ends_a_pass_in_shards(tmp_path: Path) -> None:
     dataset = Dataset.range(3).map(lambda x: 6 // int(x - 1)).snapshot(tmp_path, shard_func=lambda x: x % 2)
     assert [item[0] for item in collect(iterate(dataset))] == ["ZeroDivisionError"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
+from operator import call
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import raydist as rd
 from raydist.core.errors import SpecError
 from raydist.dataset import Dataset
-from tests.pipelines.tables import check_refused
+from tests.refused import check_refused
 
 SAMPLES: list[dict[str, Any]] = [
     {"id": i, "name": f"{i} ä", "image": np.full((3, 4 + i % 3), i, np.float32)} for i in range(7)
@@ -125,7 +126,7 @@ def test_nothing_looks_into_a_collated_batch_and_lists_are_not_stacked(tmp_path:
         (lambda: RAGGED.save(str(tmp_path / "ragged")), "list of tensors"),
         (lambda: list(RAGGED.cache(str(tmp_path / "cache"))), "list of tensors"),
     ]
-    check_refused(SpecError, cases)
+    check_refused(call, cases, SpecError)
 
 
 def test_an_error_of_the_function_takes_the_place_of_its_batch() -> None:

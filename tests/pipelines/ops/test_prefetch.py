@@ -186,17 +186,6 @@ def test_its_thread_counts_in_the_budget() -> None:
     assert not pipeline_threads()
 
 
-@pytest.mark.parametrize("reads", [1, 4])
-def test_an_abandoned_iterator_ends_its_thread(reads: int) -> None:
-    iterator = iterate(ahead(Dataset.range(1000).repeat()), restless(3))
-    for _ in range(3 + reads):
-        next(iterator)
-    assert pipeline_threads()
-    del iterator
-    gc.collect()
-    assert wait_until(lambda: not pipeline_threads())
-
-
 __all__ = ["RestlessExecutor"]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import pickle
 from collections.abc import Callable
 from functools import partial
+from operator import call
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,9 @@ from raydist.core.errors import FailedPreconditionError, SpecError
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
-from raydist.pipelines.engine import request_size
 from raydist.strategies.one_device import OneDeviceStrategy
-from tests.contracts.op import collect, iterate
-from tests.pipelines.tables import check_refused, outline, recorder
-
-
-def running(total: Any, x: Any) -> Any:
-    return total + x, total + x
+from tests.pipelines.tables import outline
+from tests.refused import check_refused
 
 
 def test_an_error_leaves_the_state_as_it_was() -> None:
@@ -47,21 +42,6 @@ def test_the_function_must_return_a_state_of_one_kind() -> None:
     for result in results:
         dataset = Dataset.range(2).scan(0, lambda total, x, result=result: result)
         assert outline(dataset) == ["SpecError", "SpecError"], result
-
-
-def test_resuming_calls_the_function_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("_QUICK_S", "_SLOW_S"):  # after a block that took long the next ones are cut elsewhere
-        monkeypatch.setattr(request_size, limit, math.inf)
-    calls: list[int] = []
-    note = recorder(calls)
-    dataset = Dataset.range(5).scan(0, lambda total, x: running(total, note(x)))
-    first = iterate(dataset)
-    assert [int(x) for x in collect(first, 3)] == [0, 1, 3]
-    calls.clear()
-    resumed = iterate(dataset)
-    resumed.load_state_dict(first.state_dict())
-    assert collect(resumed, 1) == [6]
-    assert calls == [0, 1, 2, 3]
 
 
 def test_reduce_gives_the_last_state_and_raises_the_first_error() -> None:
@@ -210,9 +190,9 @@ def test_what_needs_tensors_refuses_datasets(tmp_path: Path) -> None:
         lambda ds: next(iter(OneDeviceStrategy("cpu").distribute_dataset(ds))),
     ]
     message = "must be tensors, got datasets"
-    check_refused(SpecError, [(partial(use, dataset), message) for use in uses for dataset in datasets])
+    check_refused(call, [(partial(use, dataset), message) for use in uses for dataset in datasets], SpecError)
     lists_of_datasets = Dataset.range(1).map(lambda n: [Dataset.range(n)])
-    check_refused(SpecError, [(lambda: next(iter(lists_of_datasets)), "A leaf must be")])
+    check_refused(call, [(lambda: next(iter(lists_of_datasets)), "A leaf must be")], SpecError)
 
 
 def test_a_declared_dataset_is_not_asked() -> None:

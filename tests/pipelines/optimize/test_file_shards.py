@@ -68,18 +68,6 @@ def test_worker_w_reads_files_w_and_every_so_many(folder: Path, maker: str) -> N
             shard_files(dataset._op, 6, 0)
 
 
-def test_names_are_shuffled_behind_the_shard(folder: Path) -> None:
-    names = [f"{n}{row}" for n in (0, 2, 4) for row in range(ROWS[n])]
-    orders = set()
-    for seed in range(12):
-        dataset = Dataset.list_files(str(folder / "*.txt"), seed=seed).interleave(TextLineDataset, cycle_length=2)
-        found = rows(dataset, 2, 0)
-        assert sorted(found) == sorted(names)
-        assert sorted(found + rows(dataset, 2, 1)) == [f"{n}{row}" for n in range(len(ROWS)) for row in range(ROWS[n])]
-        orders.add(tuple(found))
-    assert len(orders) > 1
-
-
 def test_every_input_is_sharded_but_not_the_choices_between_them(folder: Path) -> None:
     lines = TextLineDataset(paths(folder, "txt"))
     both = Dataset.choose_from_datasets([lines, lines], Dataset.from_tensor_slices([0, 1]).repeat(), False)

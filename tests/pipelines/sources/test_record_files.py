@@ -132,24 +132,11 @@ def test_round_trip_of_what_tensorflow_wrote(tmp_path: Path) -> None:
         assert np.concatenate([batch[key] for batch in batches]).tolist() == [one[key] for one in alone]
 
 
-def test_lines_of_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"one\r\n\ntwo\rhalves\nlast")
-    (tmp_path / "b").write_bytes(b"")
-    (tmp_path / "c").write_bytes(b"\n")
-    paths = [tmp_path / name for name in "abc"]
-    expected = [b"one", b"", b"two\rhalves", b"last", b""]
-    check_op(lambda: rd.TextLineDataset(paths), expected)
-    assert list(rd.TextLineDataset(paths[0])) == expected[:4]
-    assert list(rd.TextLineDataset([paths[0], paths[0]], num_parallel_reads=2))[:3] == [b"one", b"one", b""]
-
-
 def test_fixed_records(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    for compression, compress in COMPRESS.items():
-        path.write_bytes(compress(b"##aaabbbccc!"))
-        found = rd.FixedLengthRecordDataset([path] * 2, 3, 2, 1, compression)
-        assert list(found) == [b"aaa", b"bbb", b"ccc"] * 2
-    check_op(lambda: rd.FixedLengthRecordDataset([path] * 2, 3, 2, 1, "ZLIB", num_parallel_reads=2))
+    path.write_bytes(COMPRESS["ZLIB"](b"##aaabbbccc!"))
+    records = [record for record in (b"aaa", b"bbb", b"ccc") for _ in range(2)]
+    check_op(lambda: rd.FixedLengthRecordDataset([path] * 2, 3, 2, 1, "ZLIB", num_parallel_reads=2), records)
     path.write_bytes(b"ab")
     with pytest.raises(rd.DataLossError, match="must reach byte 3"):
         next(iter(rd.FixedLengthRecordDataset(path, 2, header_bytes=3)))

@@ -16,7 +16,7 @@ from raydist.dataset import Dataset
 from raydist.dataset.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.stored.containers import Chunk
-from raydist.pipelines.stored.fingerprint import _LIBRARIES, _RAYDIST, fingerprint
+from raydist.pipelines.stored.fingerprint import fingerprint
 from raydist.pipelines.stored.manifest import StoredFile
 from raydist.pipelines.tf_example.features import FixedLenFeature, VarLenFeature
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature
@@ -140,8 +140,3 @@ def test_it_is_that_of_earlier_versions() -> None:
     assert {name: fingerprint(make()) for name, (make, _) in EARLIER.items()} == {
         name: known for name, (_, known) in EARLIER.items()
     }
-
-
-def test_this_package_is_a_library_wherever_its_modules_lie() -> None:
-    assert _RAYDIST.endswith("raydist")
-    assert fingerprint.__code__.co_filename.startswith(_LIBRARIES)

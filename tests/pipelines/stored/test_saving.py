@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import resource
 import uuid
 from collections.abc import Iterator
@@ -13,13 +12,12 @@ import numpy as np
 import pytest
 
 import raydist as rd
-from raydist.core.errors import FailedPreconditionError, SpecError
-from raydist.pipelines.elements.blocks import Block, object_column
+from raydist.core.errors import FailedPreconditionError
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.stored import write
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.read import checked_manifest, state_at
-from raydist.pipelines.stored.write import BlockSchema, NewDirectory, remove_remains, save_blocks
+from raydist.pipelines.stored.write import NewDirectory, remove_remains, save_blocks
 from tests.contracts.op import check_op, collect, same
 
 SOURCES: dict[str, rd.Dataset] = {
@@ -56,16 +54,6 @@ def test_a_state_for_any_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         state = iterator.state_dict()
         iterator.load_state_dict({**state, "at": state_at(checked_manifest(tmp_path / "x"), row)})
         assert collect(iterator) == list(range(row, 9))
-
-
-def test_other_file_systems() -> None:
-    path = f"memory://{uuid.uuid4().hex}/x"
-    rd.Dataset.range(5).save(path)
-    assert [int(x) for x in pickle.loads(pickle.dumps(rd.Dataset.load(path)))] == [0, 1, 2, 3, 4]
-    with pytest.raises(rd.FailedPreconditionError, match="does not exist yet"):
-        rd.Dataset.range(5).save(path)
-    with pytest.raises(rd.NotFoundError):
-        rd.Dataset.load(f"{path}y")
 
 
 def test_shards_and_readers(tmp_path: Path) -> None:
@@ -200,17 +188,6 @@ def test_what_cannot_be_written_leaves_nothing_and_is_told_with_its_place(tmp_pa
             save_blocks(tmp_path / "x", NUMBER, [block_of_rows(list(range(size)))], ARROW)
         assert str(tmp_path / "x") in "".join(caught.value.__notes__)
         assert list(tmp_path.iterdir()) == []
-
-
-def test_scalars_beside_arrays() -> None:
-    schema = BlockSchema()
-    schema.batch(block_of_rows([1]))
-    schema.batch(block_of_rows([np.zeros(2, np.int64)]))
-    with pytest.raises(SpecError, match="one rank"):
-        schema.batch(block_of_rows([2]))
-    like, mixed = block_of_rows(["a"]), object_column(["a", np.array(["b"], object)])
-    with pytest.raises(SpecError, match="one rank"):
-        BlockSchema().batch(Block(like.structure, like.specs, (mixed,), 2))
 
 
 def put(directory: NewDirectory, name: str, content: bytes) -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.pipelines.tf_example.batches import ExampleLayout
 from raydist.pipelines.tf_example.features import (
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -25,26 +24,7 @@ from raydist.pipelines.tf_example.features import (
 from raydist.pipelines.tf_example.outputs import Feature, row_lengths
 from raydist.pipelines.tf_example.parse import parse_example, parse_single_example
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue
-from tests.pipelines.formats.record_files import example, read_all
-from tests.real_data import real_file
-
-
-def test_one_record() -> None:
-    record = example(id=[7], pixels=[0.5, 1.5, 2.5, 3.5], name=[b"a\0"], tags=[b"x", b"y"], extra=[1])
-    features: dict[str, Feature] = {
-        "id": FixedLenFeature((), "int64"),
-        "pixels": FixedLenFeature((2, 2), "float32"),
-        "name": FixedLenFeature((), bytes),
-        "tags": VarLenFeature(bytes),
-    }
-    for parse in (parse_example, parse_single_example):
-        parsed = parse(record, features)
-        assert list(parsed) == list(features)
-        assert (parsed["id"], type(parsed["id"])) == (7, np.int64)
-        assert (parsed["name"], type(parsed["name"])) == (b"a\0", bytes)
-        assert parsed["pixels"].tolist() == [[0.5, 1.5], [2.5, 3.5]]
-        assert parsed["pixels"].dtype == np.float32
-        assert (parsed["tags"].tolist(), parsed["tags"].dtype) == ([b"x", b"y"], np.dtype(object))
+from tests.pipelines.formats.record_files import example
 
 
 @given(
@@ -125,17 +105,6 @@ def test_bad_arguments() -> None:
             parse_example(b"", features)
 
 
-def test_parses_what_tensorflow_wrote() -> None:
-    records, _ = read_all(real_file("criteo_sample.tr.tfrecords"))
-    numbers: dict[str, Feature] = {f"I{i}": FixedLenFeature((), "float32") for i in range(1, 14)}
-    categories: dict[str, Feature] = {f"C{i}": FixedLenFeature((), "int64") for i in range(1, 27)}
-    parsed = parse_example(records, {"label": FixedLenFeature((), "float32"), **numbers, **categories})
-    assert all(column.shape == (160,) for column in parsed.values())
-    assert set(parsed["label"].tolist()) == {0.0, 1.0}
-    assert parsed["I5"][0] == np.float32(0.005793039)
-    assert parsed["C10"][0] == 30
-
-
 FEATURES: dict[str, Feature] = {
     "id": FixedLenFeature((), "int64"),
     "floats": FixedLenFeature((2,), "float32"),
@@ -194,39 +163,6 @@ def test_mutated_records_are_never_taken_for_others() -> None:
     assert 100 < sum(isinstance(one, str) for one in alone) < 500
 
 
-def matrix(*records: bytes) -> np.ndarray:
-    return np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
-
-
-def layout_of(record: bytes) -> ExampleLayout:
-    layout = ExampleLayout.of(record)
-    assert layout is not None
-    return layout
-
-
-def test_values_differ_and_the_rest_agrees() -> None:
-    record = example(a=[1.5, 2.5], b=[b"xy"], c=[300])
-    layout = layout_of(record)
-    alike, other_name = record.replace(b"xy", b"zz"), record.replace(b"\x01a", b"\x01d")
-    found = {name: values.decode([record, alike], matrix(record, alike)) for name, values in layout.features.items()}
-    assert {name: values.tolist() for name, values in found.items()} == {
-        "a": [[1.5, 2.5]] * 2,
-        "b": [[b"xy"], [b"zz"]],
-        "c": [[300]] * 2,
-    }
-    assert layout.matches(matrix(record, alike, other_name)).tolist() == [True, True, False]
-    wide, two = example(x=[300]), example(x=[3, 4])  # both two bytes of values
-    assert layout_of(wide).matches(matrix(wide, two)).tolist() == [True, False]
-    negative = matrix(example(x=[-1]), example(x=[-2]), example(x=[-1])[:-1] + b"\x03")  # of more than 64 bits
-    layout = layout_of(example(x=[-1]))
-    assert layout.matches(negative).tolist() == [True, True, False]
-    assert layout.features["x"].decode([b""] * 2, negative[:2]).tolist() == [[-1], [-2]]
-    floats = bytes.fromhex("0a13 0a11 0a0178 120c 120a 0d0000003f 0d0000803f")  # not packed
-    numbers = bytes.fromhex("0a0d 0a0b 0a0178 1206 1a04 0805 0806")
-    for plain, expected in ((floats, [0.5, 1.0]), (numbers, [5, 6])):
-        assert layout_of(plain).features["x"].decode([plain], matrix(plain)).tolist() == [expected]
-
-
 BAD_FEATURES: list[tuple[Callable[[], object], str]] = [
     (
         lambda: FixedLenFeature((2,), "int64", [1, 2, 3]),
@@ -265,15 +201,6 @@ def test_bad_features() -> None:
         for kind in (partial(FixedLenFeature, ()), VarLenFeature):
             with pytest.raises(InvalidArgumentError, match="int64, float32 or bytes .* got .*convert afterwards"):
                 kind(dtype)
-
-
-def test_a_default_fills_the_shape() -> None:
-    feature = FixedLenFeature([2, 2], "float32", 1)
-    assert feature.default_value is not None
-    assert feature.default_value.tolist() == [[1, 1], [1, 1]]
-    assert feature.default_value.dtype == np.float32
-    assert FixedLenFeature((), bytes, b"a\0").default_value == np.array(b"a\0", dtype=object)
-    assert (FixedLenFeature(3, "int64").shape, FixedLenFeature((), "int64").num_values) == ((3,), 1)
 
 
 def test_they_pass_through_a_pipeline() -> None:
