@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,24 +24,15 @@ def quick_switches() -> Iterator[None]:
 
 def in_threads(count: int, work: Callable[[], None]) -> None:
     """Run `work` in so many threads at once; the first exception of one of them is raised."""
-    errors: list[BaseException] = []
     start = threading.Barrier(count)
 
     def run() -> None:
         start.wait()
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
+        work()
 
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in threads)
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(count) as pool:
+        for running in [pool.submit(run) for _ in range(count)]:
+            running.result(30)
 
 
 def pipeline_threads() -> list[threading.Thread]:

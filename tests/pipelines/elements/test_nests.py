@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,16 +163,6 @@ def test_components_match_by_name_and_nested_dicts_have_orders_of_their_own() ->
     (found,) = Dataset.from_tensors(element).repeat(1).batch(1).map(lambda n, e: (n, e)).as_numpy_iterator()
     assert (list(found[1]), list(found[1]["y"])) == (["y", "x"], ["d", "c"])
     assert found[1]["y"]["d"].tolist() == [2]
-
-
-def test_a_state_in_the_second_part_knows_the_order_of_the_first() -> None:
-    dataset = RECORDS.concatenate(SORTED)
-    iterator = dataset.as_numpy_iterator()
-    for _ in range(4):
-        next(iterator)
-    resumed = dataset.as_numpy_iterator()
-    resumed.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
-    assert [list(element) for element in resumed] == [ORDER] * 2
 
 
 def test_an_order_that_was_tampered_with_is_refused_and_a_long_one_not_kept() -> None:

@@ -135,10 +135,8 @@ class Shaky(io.BytesIO):
 
 
 @pytest.fixture(autouse=True)
-def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found: list[float] = []
-    monkeypatch.setattr(remote_file.with_retries, "__kwdefaults__", {"sleep": found.append})
-    return found
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_file.with_retries, "__kwdefaults__", {"sleep": lambda seconds: None})
 
 
 def now_and_then(error: BaseException) -> Callable[[], BaseException | None]:

@@ -209,12 +209,6 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
     assert read_all(path) == ([b"a", b""], [])
 
 
-@given(st.binary(max_size=300))
-def test_frame_is_the_definition(record: bytes) -> None:
-    assert frame(record) == framed(record)
-    assert len(frame(record)) == len(record) + 16
-
-
 def test_records_larger_than_the_buffer(tmp_path: Path) -> None:
     path = tmp_path / "x.tfrecord"
     large = random.Random(0).randbytes(3 << 20)

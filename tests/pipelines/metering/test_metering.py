@@ -240,18 +240,6 @@ def test_nothing_ran() -> None:
     assert summarise([SOURCE], elapsed_s=0.0).stages[0].elements_per_s == 0.0
 
 
-def test_an_iterator_tells_while_it_runs() -> None:
-    iterator = Dataset.range(50_000).map(lambda x: x + 1).batch(10).as_numpy_iterator()
-    assert iterator.stats() == PipelineStats()
-    next(iterator)
-    begun = iterator.stats()
-    list(iterator)
-    ended = iterator.stats()
-    assert 1 <= begun.elements < ended.elements == 5000
-    assert 0.0 < begun.elapsed_s < ended.elapsed_s
-    assert ended.bottleneck in {"range-0", "map-1", "batch-2", "consumer", "handing over"}
-
-
 def test_bytes_that_stay_with_workers_are_told() -> None:
     dataset = Dataset.range(40).map(lambda x: x).shuffle(5, seed=1).batch(4)
     iterator = iterate(dataset, StoringExecutor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -151,32 +150,10 @@ def test_random_choices_follow_from_seed_epoch_and_element() -> None:
     assert lists(plain.with_options(Options(seed=4))) not in epochs
 
 
-def test_what_is_made_of_a_dataset_in_the_same_stage_is_the_same() -> None:
-    def first(dataset: Dataset) -> Any:
-        return next(dataset.as_numpy_iterator())
-
-    def made(calls: int | None) -> list[int]:
-        dataset = Dataset.range(90).filter(is_odd).map(shuffled, num_parallel_calls=calls)
-        return [int(x) for x in dataset.map(first, num_parallel_calls=calls).with_options(Options(seed=3))]
-
-    assert made(1) == made(2) == made(None)
-    assert len(set(made(1))) > 5
-
-
 def test_one_dataset_for_all_elements_is_a_dataset_of_each() -> None:
     shared = Dataset.range(9).shuffle(9)
     orders = lists(Dataset.range(3).map(lambda x: shared).with_options(Options(seed=1)))
     assert len({tuple(order) for order in orders}) == 3
-
-
-def test_the_state_counts_outer_elements() -> None:
-    dataset = Dataset.range(9).filter(is_odd).map(shuffled).with_options(Options(seed=3))
-    whole, iterator = lists(pickle.loads(pickle.dumps(dataset))), iter(dataset)
-    for at in range(1, 4):
-        next(iter(next(iterator)))
-        resumed = iter(pickle.loads(pickle.dumps(dataset)))
-        resumed.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
-        assert lists(resumed) == whole[at:]
 
 
 def test_what_needs_tensors_refuses_datasets(tmp_path: Path) -> None:

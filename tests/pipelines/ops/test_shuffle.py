@@ -16,11 +16,11 @@ import pytest
 from raydist.core.errors import UnavailableError
 from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.options import AutotuneOptions, OptimizationOptions, Options
+from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.elements.columns import StoredColumn
 from raydist.pipelines.engine import shuffle_buffer
 from raydist.pipelines.ops.shuffle import sources_of_outputs
-from tests.contracts.op import collect, iterate, same
+from tests.contracts.op import collect, iterate
 from tests.pipelines.storing_executor import InStore, StoringExecutor
 
 
@@ -136,21 +136,6 @@ def test_rows_in_the_object_store_stay_within_the_budget() -> None:
     assert read(None) == read(20 * 8) == 50  # the executor of tests says 8 bytes for each row
     with pytest.raises(UnavailableError, match=r"shuffle\(20\) must hold its elements within .*ram_budget, 0\.0 MB"):
         read(19 * 8)
-
-
-ROWS = Dataset.from_tensor_slices({"image": np.arange(60).reshape(20, 3), "name": [str(i) for i in range(20)]})
-
-
-def test_indices_move_and_rows_are_read_behind() -> None:
-    dataset = ROWS.shuffle(5).repeat(2).skip(3).take(30)
-    now = Options(optimization=OptimizationOptions(late_gather=False))
-    assert "gather(" in dataset.explain()
-    assert "gather(" not in dataset.with_options(now).explain()
-    assert same(collect(iterate(dataset)), collect(iterate(dataset.with_options(now))))
-    lines = ROWS.shuffle(5).map(lambda row: row).explain().splitlines()
-    assert "  from_tensor_slices-0: in the consumer's thread" in lines, "what is in memory is not sent to workers"
-    assert "  map-2: on the iterator's executor" in lines
-    assert "gather(" not in Dataset.range(20).shuffle(5).explain(), "only numbers move"
 
 
 def test_a_shuffle_takes_little_more_than_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:

