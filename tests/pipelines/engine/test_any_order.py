@@ -32,11 +32,8 @@ def rows_of(number: np.int64) -> Dataset:
 
 
 DATASETS: dict[str, Dataset] = {
-    "map": Dataset.range(60).map(lambda x: x + 1),
     "large results": Dataset.range(60).map(lambda x: np.full(1 << 17, x)),
     "map with errors": Dataset.range(60).map(fails_sometimes),
-    "map of errors": Dataset.range(60).map(fails_sometimes, num_parallel_calls=1).map(lambda x, y: x),
-    "batch": Dataset.range(60).map(lambda x: x).batch(7),
     "map behind a batch": Dataset.range(60).map(lambda x: x).batch(3).map(lambda x: x * 2),
     "stages in a row": Dataset.range(60).filter(lambda x: x % 2).map(lambda x, *, rng: x),
     "prefetch": Dataset.range(60).map(lambda x: x).prefetch(5).batch(4),
