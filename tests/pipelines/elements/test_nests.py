@@ -91,6 +91,7 @@ def test_generators_keep_to_their_signature() -> None:
         ({"x": None, "y": None}, signature, "must yield elements of the structure .* got"),
         (None, signature, "must yield"),
         ({"x": None, "y": 1}, {"x": INT, "y": INT}, "must yield TensorSpec.* at 'x'.* got None"),
+        ((1, 2), TensorSpec((2,), "int64"), "A tuple is a structure: yield a list for one tensor"),
     ]
     for value, declared, message in cases:
         with pytest.raises(SpecError, match=message):

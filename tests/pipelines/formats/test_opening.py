@@ -135,8 +135,10 @@ class Shaky(io.BytesIO):
 
 
 @pytest.fixture(autouse=True)
-def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_file.with_retries, "__kwdefaults__", {"sleep": lambda seconds: None})
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr(remote_file.with_retries, "__kwdefaults__", {"sleep": found.append})
+    return found
 
 
 def now_and_then(error: BaseException) -> Callable[[], BaseException | None]:
@@ -261,7 +263,7 @@ def test_a_server_that_fails_for_a_moment(tmp_path: Any) -> None:
                 assert not server.failures
 
 
-def test_errors_that_are_no_moment() -> None:
+def test_errors_that_are_no_moment(naps: list[float]) -> None:
     with serve_files(ranges=True) as server:
         server.files["x"] = framed(*RECORDS)
         with pytest.raises(rd.NotFoundError, match="must exist, got 'http.*missing'"):
@@ -279,6 +281,7 @@ def test_errors_that_are_no_moment() -> None:
         with pytest.raises(rd.FailedPreconditionError, match="must hand out 'http.*status 503") as caught:
             next(iterate(rd.TFRecordDataset(server.url("x"))))
         assert "The server failed 6 times in a row." in caught.value.__notes__
+        assert all(0.1 * 2**i <= nap <= 0.2 * 2**i for i, nap in enumerate(naps[-5:])), "waits grow"
         assert server.requests - before < 20
 
 

@@ -21,6 +21,7 @@ from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.stored import write
 from raydist.pipelines.stored.cached_epoch import CachedEpochSettings, Recorder
+from raydist.pipelines.stored.containers import ChunkWriter
 from tests.contracts.op import check_op, collect, iterate, same
 from tests.pipelines.tables import recorder
 
@@ -197,6 +198,17 @@ def test_damage_is_found(tmp_path: Path) -> None:
     (tmp_path / "x" / "manifest.json").write_text("{}")
     assert [kind for kind, _ in collect(iterate(dataset))] == ["DataLossError"]
     assert len(calls) == 5
+
+
+def test_a_full_disk_ends_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(ChunkWriter, "write", full)
+    items = collect(iterate(counted(5, tmp_path / "x")[0]))
+    assert items[-1][0] == "OSError"
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", [None, "x"])

@@ -48,6 +48,13 @@ def test_nothing_is_read_beyond_what_is_handed_out() -> None:
     assert sorted(calls) == [0, 1, 2, 100, 101]
 
 
+def test_random_choices_differ_from_dataset_to_dataset() -> None:
+    dataset = Dataset.range(4).flat_map(lambda _: Dataset.range(50).shuffle(50).batch(50))
+    orders = [batch.tolist() for batch in dataset]
+    assert len({tuple(order) for order in orders}) == 4
+    assert all(sorted(order) == list(range(50)) for order in orders)
+
+
 def test_errors_stand_in_their_places() -> None:
     iterator = iterate(Dataset.range(3).flat_map(lambda n: Dataset.range(2 // int(n - 1))))
     with pytest.raises(ZeroDivisionError) as caught:

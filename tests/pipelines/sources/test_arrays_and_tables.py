@@ -191,8 +191,12 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "x.csv").touch()
     with pytest.raises(rd.InvalidArgumentError, match=r"files named \.npy or \.npz, got '.*x\.csv'"):
         rd.Dataset.from_numpy(tmp_path / "x.csv")
-    with pytest.raises(rd.InvalidArgumentError, match="needs a local path, got 's3://bucket/x.npy'"):
-        rd.Dataset.from_numpy("s3://bucket/x.npy")
+    for uri, message in (
+        ("s3://bucket/x.npy", "needs a local path, got 's3"),
+        ("file://other/x.npy", "the host 'other'"),
+    ):
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            rd.Dataset.from_numpy(uri)
 
 
 def test_a_file_that_shrinks_is_an_error_and_one_that_is_removed_is_read_on(tmp_path: Path) -> None:

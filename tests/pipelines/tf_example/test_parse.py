@@ -163,6 +163,15 @@ def test_mutated_records_are_never_taken_for_others() -> None:
     assert 50 < sum(isinstance(one, str) for one in alone) < 250
 
 
+def test_values_that_older_writers_did_not_pack() -> None:
+    floats = bytes.fromhex("0a13 0a11 0a0178 120c 120a 0d0000003f 0d0000803f")
+    numbers = bytes.fromhex("0a0d 0a0b 0a0178 1206 1a04 0805 0806")
+    for record, dtype, expected in ((floats, "float32", [0.5, 1.0]), (numbers, "int64", [5, 6])):
+        for count in (1, 20):
+            found = parse_example([record] * count, {"x": FixedLenFeature((2,), dtype)})["x"]
+            assert found.tolist() == [expected] * count
+
+
 BAD_FEATURES: list[tuple[Callable[[], object], str]] = [
     (
         lambda: FixedLenFeature((2,), "int64", [1, 2, 3]),
