@@ -201,7 +201,7 @@ def test_bad_arguments() -> None:
 
 def test_other_wrong_calls() -> None:
     check_refused(
-        TypeError,
+        call,
         [
             (lambda: FIVE.concatenate([1, 2]), r"concatenate takes a Dataset, got \[1, 2\]"),  # type: ignore[arg-type]
             (lambda: Dataset.zip(), "zip takes datasets"),
@@ -213,13 +213,15 @@ def test_other_wrong_calls() -> None:
             (lambda: FIVE.interleave(keep, deterministic="no"), "deterministic must be a bool"),  # type: ignore[arg-type]
             (lambda: FIVE.with_options({"seed": 1}), r"takes rd\.Options"),  # type: ignore[arg-type]
         ],
+        TypeError,
     )
     check_refused(
-        SpecError,
+        call,
         [
             (lambda: FIVE.scan(object(), running), "A leaf must be"),
             (lambda: RAGGED.map(keep, output_spec=np.float32), "output_spec must be a nest"),
             (lambda: FIVE.concatenate(Dataset.zip(FIVE, FIVE)).element_spec, "one structure and dtype"),
             (lambda: Dataset.sample_from_datasets([FIVE, ROWS]).element_spec, "one structure and dtype"),
         ],
+        SpecError,
     )

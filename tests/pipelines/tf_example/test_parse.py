@@ -160,7 +160,7 @@ def test_mutated_records_are_never_taken_for_others() -> None:
             parsed = parse_example(batch, FEATURES)
             found = {name: np.asarray(parsed[name][9]).tolist() for name in FEATURES}
             assert str(found) == str(expected), number  # as text: NaN is not equal to itself
-    assert 50 < sum(isinstance(one, str) for one in alone) < 250
+    assert 50 < sum(isinstance(one, str) for one in alone) < 280
 
 
 def test_values_that_older_writers_did_not_pack() -> None:
