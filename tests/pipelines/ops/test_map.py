@@ -82,7 +82,7 @@ def test_a_value_that_no_tensor_can_hold_is_an_error() -> None:
         return next(iterate(Dataset.range(2).map(lambda x: value)))
 
     wrong: list[Any] = [threading.Lock(), {1, 2}, object, np.array([object()])]
-    cases = [(partial(first, {"bad": value}), "A leaf must") for value in wrong]
+    cases: list[tuple[Callable[[], object], str]] = [(partial(first, {"bad": value}), "A leaf must") for value in wrong]
     nothing: list[Any] = [(), None, {"bad": None}]
     cases += [(partial(first, value), "at least one leaf") for value in nothing]
     cases += [(lambda: first(torch.empty(1, dtype=torch.bits8)), r"tensor\.float\(\)")]
