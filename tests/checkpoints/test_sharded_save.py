@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from raydist.checkpoints.capture import Capture, CapturedObject, StagingBuffers
 from raydist.checkpoints.checkpoint import contents_of, nodes_of
 from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.object_state import OWNER
+from raydist.checkpoints.ps_restore import StoredOptimizerState, loaded_state
 from raydist.checkpoints.shards import DispatchedSave, SaveReports, Shard, ShardRequest, ShardWriter, plan_files
 from raydist.checkpoints.tensor_file import new_files
 from raydist.core.errors import CancelledError, DeadlineExceededError
@@ -165,3 +167,23 @@ def test_reports_are_known_once_the_write_has_ended_and_the_oldest_dropped() -> 
     for number in range(9):
         reports.record(str(number), Shard({}))
     assert [number for number in range(9) if reports.of(str(number)) is not None] == [5, 6, 7, 8]
+
+
+def test_a_state_is_as_after_load_state_dict_with_the_saved_types() -> None:
+    for dtype, fused in ((torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, True), (torch.float32, True)):
+        parameter = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+        optimizer = torch.optim.Adam([parameter], lr=0.1)
+        state = {"step": torch.tensor(3.0).double(), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3).double()}
+        saved: dict[str, Any] = copy.deepcopy(optimizer.state_dict())
+        saved["state"][0] = state
+        saved["param_groups"][0]["fused"] = fused
+        optimizer.load_state_dict(saved)
+        expected = optimizer.state[parameter]
+        options = {name: value for name, value in saved["param_groups"][0].items() if name != "params"}
+        memory = StoredOptimizerState("adam", 5, 1, "adam", "w", (3,), 0, {}, options)
+        found = loaded_state(memory, state, torch.optim.Adam, dtype)
+        torch.testing.assert_close(dict(found), dict(expected), rtol=0, atol=0, check_dtype=False)
+        assert {name: each.dtype for name, each in found.items()} == {
+            **{name: each.dtype for name, each in state.items()},
+            "step": expected["step"].dtype,
+        }
