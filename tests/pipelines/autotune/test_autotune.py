@@ -18,11 +18,14 @@ from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options, ThreadingOptions
 from raydist.pipelines.autotune.tuned_executor import (
     TunedExecutor,
+    TunedStage,
     local_executor,
 )
 from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Period, TunedSetting, Tuner
+from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.threads import ThreadExecutor
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.iterator import DatasetIterator
 from tests.contracts.op import iterate
 from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
@@ -308,3 +311,14 @@ def test_the_options_choose_the_executor_and_a_closed_one_takes_no_more_work() -
 
 BLOCK = block_of(SOURCE)
 WHERE = spec_of(SOURCE.map(lambda x: threading.current_thread() is threading.main_thread()))
+
+
+def test_a_stage_takes_no_more_than_the_budgets_have_and_gives_it_back() -> None:
+    budgets = Budgets(AutotuneOptions(cpu_budget=3, ram_budget=1000))
+    made = TunedStage(IterationMeters().meter("map-1"), budgets, lambda part: None)
+    budgets.threads.take(1)
+    made.apply(5, row_s=0.0005, block_bytes=100)
+    assert (made.threads, budgets.threads.free) == (2, 0)
+    assert (made.charged_bytes, budgets.ram.free) == (400, 600)
+    made.end()
+    assert (budgets.threads.free, budgets.ram.free) == (2, 1000)
