@@ -320,5 +320,8 @@ def test_a_stage_takes_no_more_than_the_budgets_have_and_gives_it_back() -> None
     made.apply(5, row_s=0.0005, block_bytes=100)
     assert (made.threads, budgets.threads.free) == (2, 0)
     assert (made.charged_bytes, budgets.ram.free) == (400, 600)
+    assert (made.place, made.num_workers, made.window, made.least_rows) == ("threads", 2, 4, 4)
+    made.apply(0, row_s=0.0005, block_bytes=100)
+    assert (made.threads, made.place, made.window, made.least_rows) == (0, "inline", 1, 1)
     made.end()
     assert (budgets.threads.free, budgets.ram.free) == (2, 1000)
