@@ -24,18 +24,6 @@ def strategy() -> Iterator[rd.Strategy]:
         yield made
 
 
-def test_run_calls_here_and_now_with_plain_values(strategy: rd.Strategy) -> None:
-    held: dict[str, Any] = {"x": torch.ones(1)}
-    seen = []
-
-    def step(value: Any, y: int) -> Any:
-        seen.append(y)
-        return value
-
-    assert strategy.run(step, args=(held,), kwargs={"y": 2}) is held
-    assert seen == [2]
-
-
 def test_closed_it_hands_out_no_batches(strategy: rd.Strategy) -> None:
     data = strategy.distribute_dataset(rd.Dataset.range(6).batch(2))
     begun = iter(data)
@@ -125,16 +113,6 @@ def test_each_strategy_and_the_process_have_a_global_step_which_loops_of_ones_ow
     assert int(rd.get_global_step()) == outside + 1
     with pytest.raises(rd.FailedPreconditionError, match=r"Call rd.get_global_step\(\) in the scope"):
         rd.OneDeviceStrategy("cpu").run(rd.get_global_step)
-
-
-def test_fit_counts_global_batches_and_goes_on() -> None:
-    strategy = rd.OneDeviceStrategy("cpu")
-    with strategy.scope():
-        model = compiled(small_net(), steps_per_execution=2)
-        model.fit(regression(10, 4), epochs=2, validation_data=regression(10, 4), verbose=False)
-        assert int(rd.get_global_step()) == 6
-        model.fit(regression(10, 4), verbose=False)
-        assert int(rd.get_global_step()) == 9
 
 
 @pytest.mark.ray

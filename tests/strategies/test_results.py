@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -122,75 +122,27 @@ def test_objects_of_every_kind_come_back_and_are_arguments_as_on_one_device(two:
         assert two.local_results(two.run(step, args=(given,))) == ((name, 1), (name, 2))
 
 
-Step = Callable[..., torch.Tensor]
-
-
-def begin(scope: contextlib.AbstractContextManager[Any], seed: int) -> tuple[nn.Linear, Step]:
-    """A model and what trains it; no two seeds have the same of anything."""
-    with scope:
-        torch.manual_seed(seed)
-        model = nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * seed, momentum=0.5)
-
-    def step(batch: torch.Tensor, fails: torch.Tensor | bool = False) -> torch.Tensor:
-        if fails and rd.get_replica_context().replica_id_in_sync_group == 1:
-            raise KeyError("on purpose")
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return model, step
-
-
-def data(seed: int) -> rd.Dataset:
-    rows = torch.randn(20, 3, generator=torch.Generator().manual_seed(seed))
-    return rd.Dataset.from_tensor_slices(rows.numpy()).batch(4)
-
-
-def assert_trained(model: nn.Linear, seed: int, epochs: int = 1) -> None:
-    """It is what a bare loop gives."""
-    bare, step = begin(contextlib.nullcontext(), seed)
-    for _ in range(epochs):
-        for batch in data(seed):
-            step(torch.as_tensor(batch))
-    trained = {name: torch.as_tensor(value) for name, value in model.state_dict().items()}
-    torch.testing.assert_close(trained, dict(bare.state_dict()))
-
-
-def alternate(strategies: Sequence[rd.Strategy], failing: int) -> list[nn.Linear]:
-    """Models that strategies train in turns; steps of one fail meanwhile, which go on with the next batch."""
-    begun = [begin(strategy.scope(), seed) for seed, strategy in enumerate(strategies, start=1)]
-    inputs = [iter(strategy.distribute_dataset(data(seed))) for seed, strategy in enumerate(strategies, start=1)]
-    for number, batches in enumerate(zip(*inputs, strict=True)):
-        fails = [number in (1, 3) and each == failing for each in range(2)]
-        results = [
-            strategy.run(step, args=(batch, torch.tensor(fail)))  # no nest depends on a tensor
-            for strategy, (_, step), batch, fail in zip(strategies, begun, batches, fails, strict=True)
-        ]
-        if any(fails):  # steps of the other are under way when the error comes
-            with pytest.raises(KeyError, match="on purpose"):
-                strategies[failing].local_results(results[failing])
-            strategies[failing].run(begun[failing][1], args=(batches[failing],))
-        strategies[1 - failing].local_results(results[1 - failing])
-    return [model for model, _ in begun]
-
-
-def test_of_two_in_turns_one_that_fails_or_is_closed_is_nothing_to_the_other(
-    two: rd.MirroredStrategy,
-) -> None:
+def test_of_two_strategies_one_that_fails_or_is_closed_is_nothing_to_the_other(two: rd.MirroredStrategy) -> None:
     with rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}) as other:
-        for failing in (0, 1):
-            mine, its = alternate((two, other), failing)
-            assert_trained(mine, 1)
-            assert_trained(its, 2)
-        mine, step = begin(two.scope(), 1)
-        distributed = two.distribute_dataset(data(1))
-        for batch in distributed:
-            two.run(step, args=(batch,))
+        strategies, counts = (two, other), []
+        for strategy in strategies:
+            with strategy.scope():
+                counts.append(nn.Parameter(torch.zeros(())))
+
+        def add(count: nn.Parameter, fails: torch.Tensor) -> torch.Tensor:
+            if fails:
+                raise KeyError("on purpose")
+            return count.data.add_(1)
+
+        for number in range(6):
+            fails = [number % 3 == place for place in (1, 2)]  # at first `run` waits for what comes back
+            results = [
+                strategy.run(add, args=(count, torch.tensor(fail)))
+                for strategy, count, fail in zip(strategies, counts, fails, strict=True)
+            ]
+            for strategy, result, fail in zip(strategies, results, fails, strict=True):
+                with pytest.raises(KeyError, match="on purpose") if fail else contextlib.nullcontext():
+                    strategy.local_results(result)
         other.close()
-        assert_trained(its, 2)
-        for batch in distributed:
-            two.run(step, args=(batch,))
-        assert_trained(mine, 1, epochs=2)
+        two.run(add, args=(counts[0], torch.tensor(False)))
+        assert [count.item() for count in counts] == [5.0, 4.0]
