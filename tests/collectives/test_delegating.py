@@ -50,6 +50,19 @@ def test_it_reduces_and_moves_as_any_other() -> None:
     run_ranks(3, lambda group: contract.collect_rows(wrapped(group)))
 
 
+def test_a_reduction_under_way_ends_before_the_next_call_on_every_rank() -> None:
+    def body(group: LocalGroup) -> float:
+        communicator, tensor = wrapped(group), torch.ones(1)
+        work = communicator.all_reduce(tensor, ReduceOp.SUM)
+        if group.rank == 0:
+            work.wait()
+        communicator.broadcast(torch.ones(1), 0).wait()
+        work.wait()
+        return tensor.item()
+
+    assert run_ranks(2, body) == [2.0, 2.0]
+
+
 def test_a_function_of_ones_own_adds_up_in_the_order_of_ranks() -> None:
     seen: list[list[float]] = []
 

@@ -98,6 +98,11 @@ def test_a_new_replica_adds_nothing() -> None:
     mirror.link.replicas[1] = MirrorReplica(1, world_size=2)
     mirror.driver.reset()
     assert module.held.item() == 1.0
+    first, second = mirror.replicas
+    second.import_buffers(first.export_buffers(), second.export_buffers())  # each keeps its own share
+    assert on_replicas(mirror) == [1.0, 0.0]
+    second.import_buffers(first.export_buffers())
+    assert on_replicas(mirror) == [1.0, 1.0]
 
 
 def test_dropped_modules_are_forgotten(mirror: Mirror) -> None:
@@ -220,6 +225,8 @@ def test_nan_infinity_complex_numbers_and_dtypes_are_kept() -> None:
     assert {how: value.item() for how, value in found.items()} == {"sum": 3 + 1j, "mean": 1.5 + 0.5j, "first": 1 + 1j}
     assert {value.dtype for value in found.values()} == {torch.complex64}
     assert aggregate([torch.tensor(200, dtype=torch.uint8), torch.tensor(5, dtype=torch.uint8)], "sum").item() == 205
+    tenth = torch.tensor([0.1], dtype=torch.float64)
+    assert torch.equal(aggregate([tenth] * 3, "mean"), tenth)  # equal values stay exact
     assert wide(torch.tensor(1.0)).dtype is torch.float64
     assert wide(torch.tensor(1, dtype=torch.int8)).dtype is torch.int64
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
@@ -16,6 +17,7 @@ from raydist.core.values import ReduceOp
 from tests.cases import case
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
+    FEATURES,
     MODELS,
     ONCE_A_SEGMENT,
     STEPS,
@@ -47,6 +49,29 @@ def test_replicas_train_like_one_process(name: str) -> None:
                     compression: Literal["fp16"] | None = "fp16" if step is plain and world_size > 1 else None
                     together = train_together(start, batches, step, world_size=world_size, compression=compression)
                     assert_equal_parameters(expected, together, start=start)
+
+
+def test_a_layer_that_a_second_checkpoint_begins_to_use() -> None:
+    """Its gradient comes twice in a pass: its bucket must wait for both."""
+    start, batch = nn.Sequential(*(nn.Linear(FEATURES, width) for width in (FEATURES, FEATURES, 1))).double(), rows(4)
+
+    def backward(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], segments: int) -> None:
+        first, shared, head = model.children()
+        hidden = first(batch[0])
+        for _ in range(segments):
+            hidden = checkpoint(shared, hidden, use_reentrant=True)
+        nn.functional.mse_loss(head(hidden), batch[1]).backward()
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        for segments in (1, 2):
+            model.zero_grad()
+            with reducer.step(weight=0.5):
+                backward(model, half(batch, rank), segments)
+
+    alone = copy.deepcopy(start)
+    backward(alone, batch, 2)
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(alone), rtol=1e-12, atol=1e-15)
 
 
 def test_a_model_that_is_cast_and_resized_between_steps() -> None:

@@ -208,6 +208,26 @@ def test_gradients_made_by_hand_are_weighted_and_exchanged(fill: Fill) -> None:
         torch.testing.assert_close(gradients_of(replica), gradients_of(alone), rtol=1e-12, atol=1e-14)
 
 
+def test_a_gradient_that_was_zeroed_is_filled_anew() -> None:
+    start, batch = build("linear"), rows(3)
+    alone = copy.deepcopy(start)
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        parameters = list(model.parameters())
+        with reducer.step(weight=(2 / 3, 1 / 3)[rank]):
+            loss_of(model, half(batch, rank)).backward()
+            model.zero_grad(set_to_none=False)
+            reducer.note_cleared(parameters)
+            assert not reducer.make_global(parameters, used=False)
+            fill_again(model, loss_of(model, half(batch, rank)))
+            assert reducer.make_global(parameters)
+
+    replicas = on_two(start, body)
+    loss_of(alone, batch).backward()
+    for replica in replicas:
+        torch.testing.assert_close(gradients_of(replica), gradients_of(alone), rtol=1e-12, atol=1e-14)
+
+
 def test_frozen_parameters_with_gradients_made_by_hand() -> None:
     """Evolution strategies and forward-mode differentiation need no parameter that requires a gradient."""
 

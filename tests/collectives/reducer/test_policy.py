@@ -190,11 +190,27 @@ def test_the_message_shows_some_of_many_parameters() -> None:
     assert "p4 (NaN and infinite) and 3 more" in text
 
 
+class Twice(torch.optim.Optimizer):
+    """Calls its closure twice a step."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        loss = closure()
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.data.sub_(parameter.grad)
+        return loss
+
+
 def test_closures_are_asked_after_they_ran() -> None:
     layer = nn.Linear(2, 1)
     bad = [False]
     skipped = SkippedUpdates(lambda _: bad[0])
-    for make, given in ((torch.optim.SGD, "position"), (torch.optim.SGD, "name"), (torch.optim.LBFGS, "position")):
+    kinds = [(torch.optim.SGD, "position"), (torch.optim.SGD, "name"), (torch.optim.LBFGS, "position")]
+    for make, given in (*kinds, (Twice, "position")):
         optimizer: Any = make(layer.parameters(), lr=0.1)
         for now in (False, True):
             before = layer.weight.detach().clone()
@@ -212,7 +228,7 @@ def test_closures_are_asked_after_they_ran() -> None:
             assert isinstance(loss, torch.Tensor)
             assert torch.equal(before, layer.weight) is now
             assert layer.weight.grad is not None
-    assert skipped.count == 3
+    assert skipped.count == 4
 
 
 @pytest.mark.parametrize("ours", [True, False])
