@@ -105,13 +105,12 @@ class ReplicaBuffers:
         """Read the aggregations from the modules again."""
         self.aggregations.update(self._table.items(), self._table.handle_of)
 
-    def own_values(self) -> dict[int, torch.Tensor]:
-        """Return copies of the buffers that each replica computes from its own rows."""
-        gathered = [(handle, obj) for handle, obj in self.items() if self.aggregations.of(handle, obj).is_gathered]
-        return {handle: obj.detach().clone() for handle, obj in gathered}
+    def own(self) -> dict[int, torch.Tensor]:
+        """Return the buffers that each replica computes from its own rows."""
+        return {handle: obj for handle, obj in self.items() if self.aggregations.of(handle, obj).is_gathered}
 
     def restore_own(self, handle: int, values: Mapping[int, Any]) -> None:
-        """Set a buffer to its value in `own_values`; a new replica has no share yet of values that add up."""
+        """Set a buffer to its value among the own ones; a new replica has no share yet of values that add up."""
         tensor = self._table.object_of(handle)
         if handle in values:
             overwrite(tensor, values[handle])

@@ -191,12 +191,12 @@ class MirrorReplica(MirrorCalls):
         return self._table.has(handle)
 
     def own_buffers(self) -> dict[int, torch.Tensor]:
-        """Return copies of the buffers that each replica computes from its own rows, by handle."""
-        return self._buffers.own_values()
+        """Return the buffers that each replica computes from its own rows, by handle."""
+        return self._buffers.own()
 
-    def all_buffers(self) -> dict[int, torch.Tensor]:
-        """Return copies of all buffers, by handle."""
-        return {handle: buffer.detach().clone() for handle, buffer in self._buffers.items()}
+    def buffers(self) -> dict[int, torch.Tensor]:
+        """Return all buffers, by handle."""
+        return dict(self._buffers.items())
 
     def set_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
         """Give each parameter the gradient under its handle, or None."""
@@ -341,7 +341,8 @@ class MirrorReplica(MirrorCalls):
         return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
-        metrics, statistics = self.hold_metrics(), self._buffers.own_values()
+        metrics = self.hold_metrics()
+        statistics = {handle: each.detach().clone() for handle, each in self.own_buffers().items()}
         self._start_empty()
         items, hooks, gradients = self._loads(state)
         self._applier.add(items, hooks, gradients)

@@ -12,12 +12,10 @@ from raydist.collectives.base import Membership
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator
 from raydist.replicas.neighbours import Neighbours
+from raydist.replicas.own_state import OwnState, OwnStateReader, Seed
 from raydist.replicas.recovery_plan import SurvivorStatus
-from raydist.replicas.rollback import OwnState, Rollback
+from raydist.replicas.rollback import Rollback
 from raydist.replicas.step import ReplicaSetup, StepHeader
-
-Seed = tuple[int, int]
-"""The driver's torch seed, and how often it was set."""
 
 # Distance between the seeds of two replicas: replica 1 of a run must not equal replica 0 of a run with the next seed.
 _STREAM = 0x9E3779B97F4A7C15
@@ -64,7 +62,8 @@ class ReplicaRecovery:
         self._neighbours = Neighbours()
         self._early: tuple[int, bytes] = -1, b""  # this replica's own state before the last backward pass
         multi_update = "copy" if setup.failures is None else setup.failures.multi_update
-        self.rollback = Rollback(mirror, device, num_calls, multi_update)
+        self._own = OwnStateReader(mirror, device)
+        self.rollback = Rollback(mirror, device, self._own, num_calls, multi_update)
 
     def hooks(self) -> tuple[Callable[[], None], Callable[[], None]]:
         """Return the functions to call when the step function has returned, and when it draws from an iterator."""
@@ -89,7 +88,7 @@ class ReplicaRecovery:
             self._neighbours.send(self.rollback.boundary, self.rollback.shared, self._pack_own_state())
 
     def _pack_own_state(self) -> bytes:
-        return pickle.dumps(OwnState.of(self._mirror, self._seeds.current, self._device), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(self._own.read(self._seeds.current), pickle.HIGHEST_PROTOCOL)
 
     def note_pass(self, found_gradients: bool) -> None:
         """Send the own state before a backward pass: its peers may end the step although this replica is lost in it."""

@@ -8,10 +8,9 @@ which these are is learned from the first run of each function.
 from __future__ import annotations
 
 import functools
-import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import numpy as np
@@ -22,69 +21,13 @@ from raydist.mirroring.messages import overwrite
 from raydist.mirroring.object_kinds import GENERATORS, kind_of
 from raydist.mirroring.replica import MirrorReplica
 from raydist.pickling.attribute_table import attributes
+from raydist.replicas.own_state import OwnState, OwnStateReader, Seed
 from raydist.replicas.recovery_plan import SurvivorStatus
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 _TORCHS = frozenset(torch.nn.Module().__dict__) - {"training"}
 _OF_OPTIMIZERS = frozenset({"state", "step", "zero_grad", "param_groups", "defaults"})
 _MOST_FUNCTIONS = 256
-
-
-@final
-@dataclass(slots=True)
-class OwnState:
-    """The state of a replica that exists nowhere else: generators, its share of buffers and metrics.
-
-    Attributes:
-        seed: The driver's seed that the generators were last set by; None before.
-        buffers: Values of buffers that replicas compute from their own rows, by handle.
-        metrics: States of metrics, by handle.
-        generators: States of the mirrored generators, by handle.
-    """
-
-    seed: tuple[int, int] | None
-    cpu: bytes  # torch's generator
-    device: bytes  # the generator of the GPU; empty without one
-    python: Any
-    numpy: Any
-    buffers: dict[int, Any] = field(default_factory=dict)
-    metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
-    generators: dict[int, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def of(
-        mirror: MirrorReplica, seed: tuple[int, int] | None, device: torch.device, *, all_buffers: bool = False
-    ) -> OwnState:
-        """Return copies of the present values; with `all_buffers` also of buffers that are the same on all replicas."""
-        return OwnState(
-            seed,
-            torch.get_rng_state().numpy().tobytes(),
-            torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b"",
-            random.getstate(),
-            np.random.get_state(),
-            mirror.all_buffers() if all_buffers else mirror.own_buffers(),
-            mirror.hold_metrics(),
-            {handle: each.get_state() for handle, each in mirror.items() if isinstance(each, torch.Generator)},
-        )
-
-    def restore(self, mirror: MirrorReplica, device: torch.device) -> None:
-        """Set everything to these values; objects that the replica does not have any more are left out."""
-        torch.set_rng_state(_as_tensor(self.cpu))
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        if self.device:
-            torch.cuda.set_rng_state(_as_tensor(self.device), device)
-        for handle, value in self.buffers.items():
-            if mirror.has(handle):
-                overwrite(mirror.object_of(handle), value)
-        mirror.restore_metrics({handle: each for handle, each in self.metrics.items() if mirror.has(handle)})
-        for handle, state in self.generators.items():
-            if mirror.has(handle):
-                mirror.object_of(handle).set_state(state)
-
-
-def _as_tensor(content: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 @final
@@ -212,11 +155,13 @@ class Rollback:
         self,
         mirror: MirrorReplica,
         device: torch.device,
+        own: OwnStateReader,
         num_calls: Callable[[], int],
         multi_update: Literal["copy", "checkpoint"] = "copy",
     ) -> None:
         self._mirror = mirror
         self._device = device
+        self._own = own
         self._num_calls = num_calls
         self._copies = multi_update == "copy"
         self._needs: OrderedDict[bytes, _Needs] = OrderedDict()
@@ -237,7 +182,7 @@ class Rollback:
         self._listed_at = -1
         self._listed: tuple[list[tuple[int, Any]], list[tuple[int, Any]], list[Any]] = [], [], []
 
-    def begin(self, step: int, digest: bytes, seed: tuple[int, int] | None, *, exchanges_late: bool) -> None:
+    def begin(self, step: int, digest: bytes, seed: Seed | None, *, exchanges_late: bool) -> None:
         """Begin a step; take a snapshot at a boundary.
 
         Args:
@@ -250,7 +195,7 @@ class Rollback:
         if not self._pending:
             self._take(step, seed, exchanges_late=exchanges_late)
 
-    def _take(self, step: int, seed: tuple[int, int] | None, *, exchanges_late: bool) -> None:
+    def _take(self, step: int, seed: Seed | None, *, exchanges_late: bool) -> None:
         needs = self._needs.get(self._digest) if self._digest else None
         if needs is None:  # not known yet. A GPU may have no room for a copy.
             whole = self._device.type == "cpu"
@@ -261,7 +206,7 @@ class Rollback:
         self._snapshot = Snapshot(
             step,
             self._shared,
-            OwnState.of(self._mirror, seed, self._device, all_buffers=True),
+            self._own.read(seed, all_buffers=True),
             tuple(kept for obj in others for kept in keep_attributes(obj)),
             {key: num_writes(each) for key, each in parameters},
             {key: each.detach().clone() for key, each in parameters} if values else None,
@@ -377,7 +322,7 @@ class Rollback:
             if self._mirror.has(key)
         )
 
-    def go_back(self, seed: tuple[int, int] | None) -> tuple[int, int] | None:
+    def go_back(self, seed: Seed | None) -> Seed | None:
         """Go back to the last boundary; return the driver's seed of that time, given the present one."""
         kept, mirror = self._snapshot, self._mirror
         if kept is None or kept.step != self.boundary:  # nothing has begun since
