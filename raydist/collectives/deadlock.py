@@ -81,6 +81,11 @@ class Progress:
         self._running = False
 
     @property
+    def step(self) -> int:
+        """The present or last step in this generation; -1 before the first."""
+        return self._step
+
+    @property
     def num_calls(self) -> int:
         """Number of collectives in this generation."""
         return sum(self._calls.values())

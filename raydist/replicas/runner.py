@@ -7,6 +7,8 @@ instead of waiting, and refuses every later step until the driver forms a new ge
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +52,7 @@ _Args = TypeVarTuple("_Args")
 
 _SAVE_S = 2.0  # a gentle close comes after all saves were awaited
 _KEPT = 8  # refused saves
+_LOOK_S = 0.0005  # between two looks at the step, in tests of failures
 # Each purpose has its own group: a reduction inside a backward pass must not be interleaved with gradient reductions.
 _PURPOSES = ("gradients", "values")
 
@@ -398,6 +401,18 @@ class ReplicaRunner:
     def abort(self, generation: int) -> None:
         """Abort the collectives of a generation, here and thereby on its peers. May come late, and from any thread."""
         self._member.abort(generation)
+
+    def fail_at(self, step: int, how: str) -> bool:
+        """Kill, stop or end this process once a step has begun, and return True. For tests of failures."""
+        threading.Thread(target=self._fail_at, args=(step, how), name="raydist-fault", daemon=True).start()
+        return True
+
+    def _fail_at(self, step: int, how: str) -> None:
+        while self._progress.step < step:
+            time.sleep(_LOOK_S)
+        if how == "exit":
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
     def close(self) -> None:
         """Leave the group."""
