@@ -241,11 +241,12 @@ class DriverLoop:
 
     def settle(self) -> None:
         """Block until the run has ended and its saves are written; raise the run's error."""
-        if self._thread is not None and self._thread is not threading.current_thread():
+        thread = self._thread  # `drain` may settle the same run, before the process ends for a preemption
+        if thread is not None and thread is not threading.current_thread():
             try:
                 self._host.drain()
             finally:
-                self._thread.join()
+                thread.join()
                 self._thread = None
 
     def preemption_of(self, key: str) -> Preempted | None:

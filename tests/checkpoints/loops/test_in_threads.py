@@ -18,7 +18,7 @@ from torch import nn
 import raydist as rd
 from raydist.actors.portable_errors import pack_error
 from raydist.checkpoints.checkpoint import contents_of
-from raydist.checkpoints.driver_loop import ManagedLoop, begin_loop
+from raydist.checkpoints.driver_loop import DriverLoop, ManagedLoop, begin_loop
 from raydist.checkpoints.listing import Retention, SaveInterval
 from raydist.checkpoints.loop_commands import (
     IteratorPosition,
@@ -97,6 +97,25 @@ def test_a_failed_last_save_does_not_keep_the_process_alive(tmp_path: Path) -> N
     assert "it received SIGTERM. It could not be saved" in str(outcome.preempted)
     saves.writer.close()  # raises nothing: the error is already reported
     run.release()
+
+
+def test_a_run_may_be_settled_again_while_it_is_settled() -> None:
+    """For a preemption, waiting for the steps saves, which waits for the run as well."""
+
+    depth = 0
+
+    def drain() -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1:
+            loop.settle()
+            raise rd.Preempted
+
+    replicas: Any = SimpleNamespace(limit_s=1.0, drain=drain, ask=lambda *_: [LoopReport(ended=True)])
+    loop = DriverLoop(replicas, [])
+    loop.start(3)
+    with pytest.raises(rd.Preempted):
+        loop.settle()
 
 
 def distributed_iterator() -> DistributedIterator:
