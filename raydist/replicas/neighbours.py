@@ -3,7 +3,7 @@
 A replica sends what exists nowhere else (`OwnState`) to the replica with the next rank: after each step, and before
 each backward pass, since its peers may complete a step in which it is lost after its part of the exchange. The kernel
 buffers a message of this size, so sending does not wait for the receiver; and what was handed to the kernel arrives
-even if the sender is killed in the next moment. Nothing is sent again that has not changed.
+even if the sender is killed in the next moment. A state that has not changed is not sent again.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Neighbours:
         self._next: socket.socket | None = None
         self._listener: socket.socket | None = None
         self._sent = b""
+        self._is_sent_early = False
 
     def join(self, membership: Membership, timeout_s: float) -> None:
         """Connect to the next rank of a new generation. Blocks until it listens; does nothing for one rank."""
@@ -54,6 +55,10 @@ class Neighbours:
         self._next.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sent = b""
 
+    def has(self, state: bytes) -> bool:
+        """Return True if the next rank has this state of a boundary."""
+        return state == self._sent and not self._is_sent_early
+
     def send(self, boundary: int, shared: int, state: bytes, *, early: bool = False) -> None:
         """Send this replica's own state at a boundary, or `early`: within the step before it.
 
@@ -62,7 +67,7 @@ class Neighbours:
         if self._next is None or len(state) > MOST_BYTES:
             return
         again = state == self._sent
-        self._sent = state
+        self._sent, self._is_sent_early = state, early
         header = _HEADER.pack(boundary, shared, early, -1 if again else len(state))
         with contextlib.suppress(OSError):  # the next rank is gone, which a collective notices soon
             self._next.sendall(header if again else header + state)

@@ -83,9 +83,16 @@ class ReplicaRecovery:
         self.send_own_state()
 
     def send_own_state(self) -> None:
-        """Send the state that only this replica has to its neighbour, at a boundary."""
-        if not self.rollback.is_pending and self._setup.world_size > 1:
-            self._neighbours.send(self.rollback.boundary, self.rollback.shared, self._pack_own_state())
+        """Send the state that only this replica has to its neighbour, at a boundary.
+
+        Steps without an exchange are sent in any case: the driver does not keep them for a replica that has done them.
+        """
+        boundary, shared = self.rollback.boundary, self.rollback.shared
+        if self.rollback.is_pending or self._setup.world_size == 1:
+            return
+        state = self._pack_own_state()
+        if boundary != shared + 1 or not self._neighbours.has(state):
+            self._neighbours.send(boundary, shared, state)
 
     def _pack_own_state(self) -> bytes:
         return pickle.dumps(self._own.read(self._seeds.current), pickle.HIGHEST_PROTOCOL)
@@ -95,7 +102,8 @@ class ReplicaRecovery:
         self.rollback.note_pass(found_gradients)
         step, state = self.rollback.step, self._pack_own_state()
         self._early = step + 1, state
-        self._neighbours.send(step + 1, step, state, early=True)
+        if not self._neighbours.has(state):
+            self._neighbours.send(step + 1, step, state, early=True)
 
     def status(self) -> tuple[SurvivorStatus, list[tuple[int, int]]]:
         """Return this replica's status, and the copies that it keeps for the previous rank."""
