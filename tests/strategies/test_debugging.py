@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -70,13 +69,12 @@ ray.init("local", num_cpus=2, include_dashboard=False)
 space, seen, told = {"rd": rd, "torch": torch, "logging": logging}, [], {}
 told["first"], told["again"] = run(CELL), run(CELL)
 told["breakpoint"] = run("strategy.local_results(strategy.run(lambda: breakpoint()))")
-if sys.argv[1] == "all":
-    kept = space["strategy"]
-    told["held"] = run(CELL)
-    rd.close_all()
-    os.environ["RAY_DEBUG"] = "legacy"
-    threading.Thread(target=debug, daemon=True).start()
-    told["debugger"] = run("""
+kept = space["strategy"]
+told["held"] = run(CELL)
+rd.close_all()
+os.environ["RAY_DEBUG"] = "legacy"
+threading.Thread(target=debug, daemon=True).start()
+told["debugger"] = run("""
 strategy = rd.MirroredStrategy(1)
 def step():
     secret = 21
@@ -84,7 +82,7 @@ def step():
     return secret
 print(strategy.run(step))
 """)
-    told["seen"] = "".join(seen)
+told["seen"] = "".join(seen)
 time.sleep(1)  # Ray brings what was printed
 rd.close_all()
 print("TOLD", json.dumps(told))
@@ -110,39 +108,29 @@ def environment() -> dict[str, str]:
     return {**kept, "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
 
 
-def run(program: str, *args: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, *args]
+def run(program: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
     return subprocess.run(command, input=typed, env=environment(), capture_output=True, text=True, timeout=280)
 
 
-def notebook(what: str) -> tuple[str, dict[str, Any]]:
-    done = run(NOTEBOOK, what)
+@pytest.mark.long
+def test_a_notebook_shows_ranks_names_what_is_in_the_way_and_has_rays_debugger() -> None:
+    done = run(NOTEBOOK)
     output = done.stdout + done.stderr
     found = re.search(r"^TOLD (.*)$", output, flags=re.MULTILINE)
     assert done.returncode == 0, output
     assert found is not None, output
-    return output, json.loads(found[1])
-
-
-@pytest.mark.long
-def test_cells_can_be_run_again_and_what_replicas_print_and_log_has_their_rank() -> None:
-    output, told = notebook("first")
-    assert [told[name][0] for name in ("first", "again")] == ["", ""]
+    told = json.loads(found[1])
+    assert [told[name][0] for name in ("first", "again", "debugger")] == [""] * 3, output
     for rank in (0, 1):
         assert re.search(rf"\(replica {rank} of MirroredStrategy-\w+ pid=\d+\) printed by {rank}", output), output
         assert re.search(rf"\(replica {rank} of .*\) \[replica {rank}\] INFO:mine:logged", output), output
     assert "not logged" not in output
     said, _ = told["breakpoint"]
     assert re.search("FailedPreconditionError: .*OneDeviceStrategy.*RAY_DEBUG=legacy .*`ray debug`", said)
-
-
-@pytest.mark.long
-def test_a_strategy_that_is_in_the_way_is_named_soon_and_the_debugger_of_ray_stops_in_the_step() -> None:
-    output, told = notebook("all")
     said, seconds = told["held"]
     assert re.search(r"DeadlineExceededError: .*MirroredStrategy made at <cell>:2, [\d:]+, holds 2 x .*close_all", said)
     assert seconds < 60  # of 100
-    assert told["debugger"][0] == "", output
     assert "42" in told["seen"]
 
 

@@ -29,8 +29,8 @@ _ROWS = torch.sin(torch.arange(40.0, dtype=torch.float64) * 1.7).reshape(10, 4)
 _LABELS = torch.arange(10) % 3
 
 
-class Program:
-    """One program; its methods are what it may do, `seen` is what it has read."""
+class Base:
+    """One program; `seen` is what it has read."""
 
     def __init__(self, strategy: rd.Strategy) -> None:
         self.strategy = strategy
@@ -39,9 +39,9 @@ class Program:
         dataset = rd.Dataset.from_tensor_slices((_ROWS, _LABELS)).batch(5)
         self.batches = strategy.distribute_dataset(dataset)
         self.drawn = iter(self.batches)
-        self.make()
+        self._make()
 
-    def make(self) -> None:
+    def _make(self) -> None:
         """A new model in the place of the one before."""
         with self.strategy.scope():
             torch.manual_seed(0)
@@ -49,21 +49,19 @@ class Program:
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
             self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.7)
 
-    def batch(self) -> Any:
+    def _batch(self) -> Any:
         with contextlib.suppress(StopIteration):
             return next(self.drawn)
         self.drawn = iter(self.batches)
         return next(self.drawn)
 
     @property
-    def first(self) -> nn.Linear:
+    def _first(self) -> nn.Linear:
         layer = self.model[0]
         assert isinstance(layer, nn.Linear)
         return layer
 
-    # --- steps --------------------------------------------------------------------------------------------------------
-
-    def run(self, *, clears: bool = True, steps: bool = True, fails: bool = False, reads: bool = True) -> None:
+    def _run(self, *, clears: bool = True, steps: bool = True, fails: bool = False, reads: bool = True) -> None:
         model, optimizer = self.model, self.optimizer
 
         def step(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -78,22 +76,26 @@ class Program:
                 optimizer.step()
             return loss.detach()
 
-        value = self.strategy.run(step, args=(self.batch(),))
+        value = self.strategy.run(step, args=(self._batch(),))
         if reads or fails:
             self.seen.append(self.strategy.reduce(rd.ReduceOp.MEAN, value).item())
 
+
+class Program(Base):
+    """What a program may do: its methods."""
+
     def train(self) -> None:
-        self.run()
+        self._run()
 
     def train_without_a_look(self) -> None:
-        self.run(reads=False)
+        self._run(reads=False)
 
     def accumulate(self) -> None:
-        self.run(clears=False, steps=False)
+        self._run(clears=False, steps=False)
 
     def fail(self) -> None:
         with contextlib.suppress(ZeroDivisionError):
-            self.run(fails=True, clears=False)
+            self._run(fails=True, clears=False)
 
     def fail_at_once(self) -> None:
         def step(batch: Any) -> Any:
@@ -102,7 +104,7 @@ class Program:
             return batch
 
         with contextlib.suppress(ZeroDivisionError):
-            self.strategy.local_results(self.strategy.run(step, args=(self.batch(),)))
+            self.strategy.local_results(self.strategy.run(step, args=(self._batch(),)))
 
     def step_alone(self) -> None:
         optimizer = self.optimizer
@@ -111,7 +113,7 @@ class Program:
     def evaluate(self) -> None:
         model = self.model
         with torch.inference_mode():
-            value = self.strategy.run(lambda batch: model(batch[0]).sum(1), args=(self.batch(),))
+            value = self.strategy.run(lambda batch: model(batch[0]).sum(1), args=(self._batch(),))
             self.seen.append(self.strategy.gather(value).clone())
 
     # --- reads --------------------------------------------------------------------------------------------------------
@@ -129,10 +131,10 @@ class Program:
 
     def write(self) -> None:
         with torch.no_grad():
-            self.first.weight.mul_(0.9)
+            self._first.weight.mul_(0.9)
 
     def write_unseen(self) -> None:
-        self.first.weight.detach().numpy()[0, 0] = 0.25
+        self._first.weight.detach().numpy()[0, 0] = 0.25
 
     def clear_gradients(self) -> None:
         self.optimizer.zero_grad()
@@ -141,14 +143,14 @@ class Program:
         self.model.zero_grad(set_to_none=False)
 
     def give_gradient(self) -> None:
-        self.first.weight.grad = torch.full_like(self.first.weight, 0.5)
+        self._first.weight.grad = torch.full_like(self._first.weight, 0.5)
 
     def freeze(self) -> None:
-        self.first.weight.requires_grad_(not self.first.weight.requires_grad)
+        self._first.weight.requires_grad_(not self._first.weight.requires_grad)
 
     def hook(self) -> None:
-        if self.first.weight.requires_grad:
-            self.first.weight.register_hook(lambda gradient: gradient * 0.5)
+        if self._first.weight.requires_grad:
+            self._first.weight.register_hook(lambda gradient: gradient * 0.5)
 
     def slow_down(self) -> None:
         self.optimizer.param_groups[0]["lr"] *= 0.5
@@ -175,11 +177,11 @@ class Program:
 
     def exchange_layer(self) -> None:
         group = self.optimizer.param_groups[0]["params"]
-        for parameter in self.first.parameters():
+        for parameter in self._first.parameters():
             self.optimizer.state.pop(parameter, None)
         with self.strategy.scope():
-            self.model[0] = copy.deepcopy(self.first)
-        group[:2] = list(self.first.parameters())
+            self.model[0] = copy.deepcopy(self._first)
+        group[:2] = list(self._first.parameters())
 
     def copy_model(self) -> None:
         with self.strategy.scope():
@@ -187,7 +189,7 @@ class Program:
 
     def compare_models(self) -> None:
         models = [self.model, *self.others[-2:]]
-        value = self.strategy.run(lambda batch: sum(it(batch[0]) for it in models).sum(1), args=(self.batch(),))
+        value = self.strategy.run(lambda batch: sum(it(batch[0]) for it in models).sum(1), args=(self._batch(),))
         self.seen.append(self.strategy.gather(value).clone())
 
     def replace_buffers(self) -> None:
@@ -195,43 +197,15 @@ class Program:
             buffer.data = buffer.data + 1
 
     def make_anew(self) -> None:
-        self.make()
+        self._make()
         gc.collect()
 
 
-DEEDS: tuple[Callable[[Program], None], ...] = (
-    Program.train,
-    Program.train_without_a_look,
-    Program.accumulate,
-    Program.fail,
-    Program.fail_at_once,
-    Program.step_alone,
-    Program.evaluate,
-    Program.read,
-    Program.read_gradients,
-    Program.read_states,
-    Program.write,
-    Program.write_unseen,
-    Program.clear_gradients,
-    Program.zero_gradients,
-    Program.give_gradient,
-    Program.freeze,
-    Program.hook,
-    Program.slow_down,
-    Program.schedule,
-    Program.load,
-    Program.load_states,
-    Program.change_mode,
-    Program.add_group,
-    Program.exchange_layer,
-    Program.copy_model,
-    Program.compare_models,
-    Program.replace_buffers,
-    Program.make_anew,
-)
+Deed = Callable[[Program], None]
+DEEDS: list[Deed] = [deed for name, deed in vars(Program).items() if not name.startswith("_")]
 
 
-def seen_by(strategy: rd.Strategy, deeds: list[Callable[[Program], None]]) -> list[Any]:
+def seen_by(strategy: rd.Strategy, deeds: list[Deed]) -> list[Any]:
     program = Program(strategy)
     for deed in (*deeds, Program.read, Program.read_gradients):
         deed(program)
@@ -251,7 +225,7 @@ def check(strategy: rd.Strategy, num_examples: int) -> None:
         deeds=[Program.train, Program.exchange_layer, Program.train, Program.fail, Program.slow_down, Program.train]
     )
     @example(deeds=[Program.train, Program.add_group, Program.train, Program.fail, Program.schedule, Program.train])
-    def alike(deeds: list[Callable[[Program], None]]) -> None:
+    def alike(deeds: list[Deed]) -> None:
         with rd.OneDeviceStrategy("cpu") as alone:
             expected = seen_by(alone, deeds)
         found = seen_by(strategy, deeds)

@@ -254,7 +254,7 @@ def test_what_outlives_its_ray_says_so_and_closes() -> None:
 
 
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, time
 import ray, torch
 import raydist as rd
 
@@ -264,11 +264,8 @@ def step(x):
     time.sleep(0.05)
     loss = model(x).mean()
     loss.backward()
-    if ending == "exception":
-        raise ValueError("the step's own error")
     return loss
 
-ending = sys.argv[1]
 strategy = rd.MirroredStrategy(2)
 with strategy:
     with strategy.scope():
@@ -280,24 +277,19 @@ with strategy:
         strategy.run(step, args=(batch,))
         if number == 3:
             print("training", *pids, flush=True)
-        if number == 6 and ending == "close":
-            break
-print("closed", len([a for a in ray.util.list_named_actors()]), len(ray.util.placement_group_table()), flush=True)
 """
 
 
-def start(ending: str) -> tuple[WatchedProgram, str, set[int]]:
+def start() -> tuple[WatchedProgram, str, set[int]]:
     """The program, once it trains; its Ray session and the ids of its replicas' processes."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    program = WatchedProgram.start([sys.executable, "-c", PROGRAM, ending], folder=Path.cwd(), environment=environment)
+    program = WatchedProgram.start([sys.executable, "-c", PROGRAM], folder=Path.cwd(), environment=environment)
     end = time.monotonic() + 100
-    while not (found := re.search(r"^(training.*|.*own error.*)$", program.printed(), re.MULTILINE)):
+    while not (found := re.search(r"(?ms)^session (.*?)$.*^training (.*?)$", program.printed())):
         if program.process.poll() is not None or time.monotonic() > end:
             raise program.hangs()
         time.sleep(0.05)
-    session = re.search(r"^session (.*)$", program.printed(), re.MULTILINE)
-    assert session is not None
-    return program, Path(session[1]).name, {int(word) for word in found[1].split() if word.isdigit()}
+    return program, Path(found[1]).name, {int(word) for word in found[2].split()}
 
 
 def left_over(session: str, replicas: set[int]) -> list[str]:
@@ -314,27 +306,19 @@ def left_over(session: str, replicas: set[int]) -> list[str]:
     return found
 
 
-# Each starts a Ray of its own. That nothing is left of a program that ends by itself shows tests/test_ways_in.py, too.
-@pytest.mark.parametrize(
-    "ending", ["interrupt", *(pytest.param(ending, marks=LONG) for ending in ("close", "exception", "kill"))]
-)
-def test_nothing_is_left(ending: str) -> None:
+# Each starts a Ray of its own. What programs leave that end by themselves, tests/test_ways_in.py shows.
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=LONG)])
+def test_nothing_is_left_of_a_program_that_is_ended(number: signal.Signals) -> None:
     files = shared_files()
-    program, session, replicas = start(ending)
+    program, session, replicas = start()
     with contextlib.closing(program):
-        if ending == "interrupt":
-            program.process.send_signal(signal.SIGINT)
-        if ending == "kill":
-            program.process.kill()
+        program.process.send_signal(number)
         try:
             status = program.process.wait(60)
         except TOO_LONG:
             raise program.hangs() from None
         output = program.printed()
-    expected = {"close": 0, "exception": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[ending]
-    assert status in (expected, 1 if ending == "interrupt" else expected), output
-    if ending == "close":
-        assert "closed 0 " in output
+    assert status == -number or (status == 1 and number == signal.SIGINT), output
     end = time.monotonic() + 10
     while left_over(session, replicas) and time.monotonic() < end:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Sparse gradients, mixed precision, dropout and compiled steps, under every strategy."""
+"""Mixed precision, dropout and compiled steps, under every strategy."""
 
 from __future__ import annotations
 
@@ -28,47 +28,6 @@ def batches_of(
 ) -> Any:
     rows = torch.randn(count, 6, dtype=dtype, generator=torch.Generator().manual_seed(4))
     return strategy.distribute_dataset(rd.Dataset.from_tensor_slices(rows).batch(batch_size))
-
-
-# --- sparse gradients -------------------------------------------------------------------------------------------------
-
-
-def test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver(strategy: rd.Strategy) -> None:
-    """Row 0 of the batch names rows that no other does, so that some replicas have none of them."""
-    index = torch.tensor([[7, 7], [1, 2], [1, 1], [2, 3], [3, 3]])
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Embedding(9, 2, sparse=True).double()
-
-    with strategy.scope():
-        model = build()
-
-    def step(rows: torch.Tensor, adds_up: bool) -> bool:
-        model.zero_grad()
-        values = model(rows).square().sum((1, 2))
-        (rd.compute_average_loss(values) if adds_up else values.mean()).backward()
-        gradient = next(model.parameters()).grad
-        assert gradient is not None
-        return gradient.is_coalesced()
-
-    plain = build()
-    plain(index).square().sum((1, 2)).mean().backward()
-    expected = next(plain.parameters()).grad
-    assert expected is not None
-    expected = expected.coalesce()
-    (batch,) = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(index).batch(5))
-    for op in (rd.ReduceOp.MEAN, rd.ReduceOp.SUM):
-        options = rd.RunOptions(gradient_reduce_op=op)
-        coalesced = strategy.run(step, args=(batch, op is rd.ReduceOp.SUM), options=options)
-        found = next(model.parameters()).grad
-        assert found is not None
-        assert found.layout is torch.sparse_coo
-        found = found.coalesce()
-        assert found.indices().tolist() == expected.indices().tolist() == [[1, 2, 3, 7]]
-        torch.testing.assert_close(found.values(), expected.values(), rtol=1e-12, atol=0)
-        if strategy.num_replicas_in_sync > 1:
-            assert set(strategy.local_results(coalesced)) == {True}
 
 
 # --- mixed precision --------------------------------------------------------------------------------------------------
@@ -263,63 +222,3 @@ def check_compiled(strategy: rd.Strategy, what: str, backend: str) -> None:
 def test_compiled_code_trains_as_plain_code_does(strategy: rd.Strategy) -> None:
     for what, backend in (("module", "aot_eager"), ("method", "eager"), ("loss", "eager"), ("step", "aot_eager")):
         check_compiled(strategy, what, backend)
-
-
-def compiled_anew() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
-def breaks_and_graphs() -> tuple[int, int]:
-    """Return the numbers of graph breaks and of graphs of torch.compile in this process."""
-    counters = torch._dynamo.utils.counters
-    return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
-
-
-def check_graphs(strategy: rd.Strategy, what: str) -> None:
-    with strategy.scope():
-        model = compiled_network(what, "eager")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = training_step(model, optimizer, what, "eager")
-    strategy.run(compiled_anew)
-    for batch in batches_of(strategy, dtype=torch.float64):
-        strategy.run(step, args=(batch,))
-    found = strategy.local_results(strategy.run(breaks_and_graphs))
-    plain = compiled_network(what, "eager")
-    plain_step = training_step(plain, torch.optim.SGD(plain.parameters(), lr=0.1), what, "eager")
-    compiled_anew()
-    for batch in batches_of(rd.OneDeviceStrategy("cpu"), dtype=torch.float64):
-        plain_step(batch)
-    breaks, graphs = breaks_and_graphs()
-    assert graphs
-    assert all(theirs[0] <= breaks and 1 <= theirs[1] <= graphs for theirs in found)
-
-
-@traced
-def test_compiled_code_has_no_more_graphs_and_graph_breaks_than_on_one_device(strategy: rd.Strategy) -> None:
-    for what in ("module", "step"):
-        check_graphs(strategy, what)
-
-
-@traced
-def test_a_compiled_step_skips_bad_batches(strategy: rd.Strategy) -> None:
-    with strategy.scope():
-        torch.manual_seed(0)
-        model = Network().double()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-
-    @torch.compile(backend="eager")
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    options = rd.RunOptions(on_nonfinite="skip", param_sync_every=1)
-    rows = torch.ones(15, 6, dtype=torch.float64)
-    rows[7] = torch.nan
-    for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(rows).batch(5)):
-        strategy.run(step, args=(batch,), options=options)
-    assert all(bool(value.isfinite().all()) for value in model.state_dict().values())
-    assert {int(state["step"]) for state in optimizer.state_dict()["state"].values()} == {2}

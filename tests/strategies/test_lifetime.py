@@ -163,9 +163,13 @@ def test_closes_at_the_end_of_the_program_what_it_held_till_then() -> None:
 
 
 @pytest.mark.ray
-def test_threads_train_one_model(two: rd.MirroredStrategy) -> None:
-    with two.scope():
+@pytest.mark.parametrize("fixture", ["mirrored", "served"])
+def test_threads_train_one_model_and_read_what_came_of_it(fixture: str, request: pytest.FixtureRequest) -> None:
+    strategy: rd.Strategy = request.getfixturevalue(fixture)(2)
+    with strategy.scope():
         model = nn.Linear(1, 1, bias=False)
+        counter: Any = nn.Module()
+        counter.register_buffer("count", torch.zeros((), dtype=torch.int64))
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = model.weight.item()
 
@@ -174,45 +178,16 @@ def test_threads_train_one_model(two: rd.MirroredStrategy) -> None:
         loss: torch.Tensor = model(torch.ones(1, 1)).sum()
         loss.backward()
         optimizer.step()
+        counter.count += 1
         return loss.detach()
 
     def train() -> None:
-        for number in range(20):
-            result = two.run(step)
-            if number % 5 == 4:
-                two.local_results(result)
-
-    in_threads(THREADS, train)
-    assert model.weight.item() == pytest.approx(before - 20 * THREADS)
-
-
-@pytest.mark.ray
-def test_threads_schedule_closures_and_read_what_came_of_them(
-    served: Callable[[int], rd.ParameterServerStrategy],
-) -> None:
-    strategy = served(2)
-    with strategy.scope():
-        model = nn.Linear(1, 1, bias=False)
-        counter: Any = nn.Module()
-        counter.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    before = model.weight.item()
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = model(torch.ones(1, 1)).sum()
-        loss.backward()
-        optimizer.step()
-        counter.count += 1
-        return float(loss.detach())
-
-    def train() -> None:
-        for number in range(12):
+        for number in range(16):
             result = strategy.run(step)
             if number % 4 == 3:
-                result.get()
+                strategy.local_results(result)
                 counter.count.item()
 
     in_threads(THREADS, train)
-    assert counter.count.item() == 12 * THREADS
-    assert model.weight.item() == pytest.approx(before - 12 * THREADS)
+    assert counter.count.item() == 16 * THREADS
+    assert model.weight.item() == pytest.approx(before - 16 * THREADS)

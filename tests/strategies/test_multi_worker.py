@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.testing.strategy_checks import check_errors
-from raydist.testing.strategy_contract import CHECKS, check_batches, check_collectives, check_training, check_values
+from raydist.testing.strategy_contract import CHECKS
 from tests.contracts.exchange_program import check_exchanges
 from tests.distributed_dataset import on_nodes
 from tests.several_nodes import LIMITS, Nodes, cluster, descendants, shared_strategy
@@ -27,30 +26,18 @@ from tests.strategies import test_nonfinite as nonfinite
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 
-# These come out otherwise where memory is not shared; replicas of one node keep all of the contract (test_contract.py).
-ACROSS_NODES = (check_values, check_batches, check_collectives, check_errors, check_training)
 KINDS: tuple[Callable[[rd.Strategy], None], ...] = (
-    kinds.test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver,
     kinds.test_a_scaler_skips_the_same_steps_everywhere_and_the_driver_has_its_state,
     kinds.test_what_replicas_draw_differs_by_replica_and_step_and_repeats_by_seed,
     nonfinite.test_raise_names_who_and_what_and_pass_hands_it_to_all,
 )
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.long
-def test_contract_on_two_nodes(nodes: Nodes) -> None:
-    for check in ACROSS_NODES:
-        nodes.check(check, workers=2, devices=2)
-    nodes.check(check_exchanges, 4, workers=2, devices=2)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_the_rest_of_the_contract_and_kinds_of_gradients_on_two_nodes(nodes: Nodes) -> None:
+@pytest.mark.timeout(400)
+def test_contract_and_kinds_of_gradients_on_two_nodes(nodes: Nodes) -> None:
     for check in (*CHECKS, *KINDS):
-        if check not in ACROSS_NODES:
-            nodes.check(check, workers=2, devices=2)
+        nodes.check(check, workers=2, devices=2)
     nodes.check(check_exchanges, 15, workers=2, devices=2)
 
 

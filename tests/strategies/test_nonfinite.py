@@ -144,10 +144,3 @@ def test_a_step_of_the_optimizer_in_the_next_run_is_skipped_too(strategy: rd.Str
         strategy.run(accumulate, args=(batch,), options=SKIP)
     strategy.run(update, options=SKIP)
     assert not torch.equal(model.head.bias, before["head.bias"])
-
-
-def test_counts_remain_when_the_strategy_is_closed() -> None:
-    strategy = rd.OneDeviceStrategy("cpu")
-    strategy.run(lambda: None)
-    strategy.close()
-    assert strategy.stats().steps == 1

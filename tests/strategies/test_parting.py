@@ -61,12 +61,6 @@ def returns_early(training: Training, x: torch.Tensor, rank: int) -> None:
         training.step(x)
 
 
-def runs_backward_twice(training: Training, x: torch.Tensor, rank: int) -> None:
-    for _ in range(2 if rank == 1 else 1):
-        training.loss(x).backward()
-    training.optimizer.step()
-
-
 def reduces_once_more(training: Training, x: torch.Tensor, rank: int) -> None:
     training.step(x)
     if rank == 1:
@@ -98,12 +92,6 @@ def keeps_gradients(training: Training, x: torch.Tensor, rank: int) -> None:
         training.loss(x).backward()
 
 
-def freezes(training: Training, x: torch.Tensor, rank: int) -> None:
-    if rank == 1:
-        next(iter(training.model.parameters())).requires_grad_(False)
-    training.step(x)
-
-
 def leaves_the_loop(training: Training, batches: Any, rank: int) -> None:
     for number, x in enumerate(batches):
         if rank == 1 and number == 2:
@@ -123,12 +111,6 @@ def skips_a_step(training: Training, x: torch.Tensor, rank: int) -> None:
         training.optimizer.step()
 
 
-def steps_twice(training: Training, x: torch.Tensor, rank: int) -> None:
-    training.step(x)
-    if rank == 1:
-        training.optimizer.step()
-
-
 def sets_another_rate(training: Training, x: torch.Tensor, rank: int) -> None:
     training.step(x)
     if rank == 1:
@@ -141,26 +123,16 @@ def writes_a_parameter(training: Training, x: torch.Tensor, rank: int) -> None:
         next(iter(training.model.parameters())).data.add_(0.5)
 
 
-def forgets_momentum(training: Training, x: torch.Tensor, rank: int) -> None:
-    training.step(x)
-    if rank == 1:
-        training.optimizer.state.clear()
-
-
 IN_STEPS: list[Program] = [
     skips_backward,
     returns_early,
-    runs_backward_twice,
     reduces_once_more,
     reduces_before_backward,
     gathers_instead,
     keeps_gradients,
-    freezes,
     skips_a_step,
-    steps_twice,
     sets_another_rate,
     writes_a_parameter,
-    forgets_momentum,
 ]
 IN_LOOPS: list[Program] = [leaves_the_loop, passes_over_a_batch]
 
@@ -222,22 +194,6 @@ def test_loops_that_part_are_errors_that_name_the_replica(three: rd.MirroredStra
         message = parts(three, partial(run_all, three, step_of(build(three), program), [data], rd.RunOptions()))
         assert "rank 1 differs from the others" in message, (program.__name__, message)
         data.close()
-
-
-def test_replicas_that_do_not_part_are_compared_without_a_word(three: rd.MirroredStrategy) -> None:
-    training = build(three)
-    options = rd.RunOptions(param_sync_every=1)
-
-    def step(x: torch.Tensor) -> int:
-        training.step(x)
-        training.scheduler.step()
-        return rd.get_replica_context().num_rows or 0
-
-    counts = [
-        three.local_results(three.run(step, args=(x,), options=options))
-        for x in three.distribute_dataset(rd.Dataset.range(20).map(lambda number: torch.ones(4) * number).batch(7))
-    ]
-    assert [sum(count) for count in counts] == [7, 7, 6]
 
 
 def test_a_slow_replica_is_waited_for(three: rd.MirroredStrategy) -> None:

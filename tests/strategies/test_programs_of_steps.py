@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,68 +48,6 @@ def test_globals_of_a_step_and_of_its_helper(two: rd.MirroredStrategy, monkeypat
     assert read(two, step) == 10.0
     enclosing.__defaults__ = (2.0,)
     assert read(two, enclosing) == 12.0
-
-
-MODULE = """
-import threading
-SCALE = 1.0
-COUNT = 0
-LOCK = threading.Lock()
-
-def scaled(value):
-    return value * SCALE
-
-def twice_removed(value):
-    return scaled(value)
-
-def bump():
-    global COUNT
-    with LOCK:
-        COUNT += 1
-
-def current():
-    return COUNT
-"""
-
-PROGRAM = """
-import raydist as rd
-import torch
-import helpers
-
-SCALE = 1.0
-
-def scaled(value):
-    return value * SCALE
-
-def step():
-    return scaled(weight.item()), helpers.twice_removed(weight.item()), removed(weight.item())
-
-def count():
-    helpers.bump()
-    return helpers.current()
-
-if __name__ == "__main__":
-    from helpers import twice_removed as removed
-    helpers.SCALE = 2.0  # before the first run
-    with rd.MirroredStrategy(2) as strategy:
-        with strategy.scope():
-            weight = torch.nn.Parameter(torch.tensor(2.0))
-        print(strategy.local_results(strategy.run(step))[1])
-        SCALE = helpers.SCALE = 3.0
-        print(strategy.local_results(strategy.run(step))[1])
-        strategy.run(count)
-        print(strategy.local_results(strategy.run(count))[1])
-"""
-
-
-@pytest.mark.long
-def test_globals_of_the_program_and_of_a_module_beside_it(tmp_path: Any) -> None:
-    (tmp_path / "helpers.py").write_text(MODULE)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.stdout.splitlines() == ["(2.0, 4.0, 4.0)", "(6.0, 6.0, 6.0)", "2"], done.stderr
 
 
 def trained(strategy: rd.Strategy) -> list[Any]:

@@ -59,7 +59,7 @@ def sums(result):
 def both(result):
     return [sum(each) for each in sums(result)]
 
-NUM_ROWS, FOLDER, *PARTS = int(sys.argv[1]), *sys.argv[2:]
+NUM_ROWS, FOLDER = int(sys.argv[1]), sys.argv[2]
 NO, YES = torch.tensor(False), torch.tensor(True)
 
 def tell_twice(what):
@@ -104,33 +104,16 @@ with strategy:
     tell_twice("both stop:")
     rest = both(strategy.run(read_telling, args=(batches, NO)))  # a function's first results are waited for
     print("after both:", *(a + b for a, b in zip(head, rest)))
-    if "one stops" in PARTS:
-        one_stops()
-    if "large" in PARTS:
-        print("large:", *sums(strategy.run(read_all, args=(begin(numbered(2, 100).batch(2)),))))
-        batches = begin(numbered(3, 300).batch(1), 0, split="balanced")
-        print("rows of 300 MiB:", *sums(strategy.run(read_all, args=(batches,))))
+    one_stops()
+    print("large:", *sums(strategy.run(read_all, args=(begin(numbered(2, 100).batch(2)),))))
+    batches = begin(numbered(3, 300).batch(1), 0, split="balanced")
+    print("rows of 300 MiB:", *sums(strategy.run(read_all, args=(batches,))))
     batches.close()
     deadline = time.monotonic() + 20
     while held() > level and time.monotonic() < deadline:
         time.sleep(0.2)
     print("left:", held() - level)
 """
-
-
-def output_of(folder: Path, *parts: str) -> str:
-    """What the program prints about replicas of which both stop reading, and about these parts."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(NUM_ROWS), str(folder), *parts],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=230,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def check_stop(output: str, who: str) -> None:
@@ -142,15 +125,19 @@ def check_stop(output: str, who: str) -> None:
 
 
 @pytest.mark.long
-def test_replicas_that_stop_reading_make_nothing_spill_and_lose_nothing(tmp_path: Path) -> None:
-    output = output_of(tmp_path)
+def test_readers_that_stop_fill_nothing_and_what_is_larger_than_the_store_comes_through(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(NUM_ROWS), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+    )
+    output = done.stdout
+    assert done.returncode == 0, output + done.stderr
     check_stop(output, "both stop")
-    assert "left: 0\n" in output
-
-
-@pytest.mark.long
-def test_one_that_stops_and_what_is_larger_than_the_store(tmp_path: Path) -> None:
-    output = output_of(tmp_path, "one stops", "large")
     check_stop(output, "one stops")
     (alone,) = re.findall(r"^read alone: (\d+)$", output, flags=re.MULTILINE)
     assert 2 <= int(alone) < MOST_HELD // 8  # the other goes on until enough is ready

@@ -4,9 +4,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import ray
 from ray._private.accelerators.tpu import VALID_TPU_TOPOLOGY, infer_tpu_pod_type_from_topology
-from ray.util.placement_group import placement_group_table, remove_placement_group
 
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
@@ -22,7 +20,6 @@ from raydist.tpu_slices.inventory import (
     parse_version,
 )
 from raydist.tpu_slices.reservation import cluster_adds_tpus, place_slice, tpu_hosts
-from tests.tpu_nodes import tpu_slice
 
 V4 = [TpuHost(f"10.0.0.{number}", 4, 4, "a", "v4-16", "2x2x2") for number in (1, 2)]
 V6 = [TpuHost("10.0.1.1", 8, 8, "b", "v6e-8", "2x4")]
@@ -140,18 +137,3 @@ def test_a_slice_of_one_host_is_asked_for_by_its_labels(monkeypatch: pytest.Monk
     assert place_slice(SliceShape.of("v5litepod", "2x2"), name="one", timeout_s=5) is Granted.placement_group
     assert asked["bundle_label_selector"] == [{"ray.io/tpu-pod-type": "v5litepod-4", "ray.io/tpu-topology": "2x2"}]
     assert asked["resources_per_bundle"]["TPU"] == 4
-
-
-@pytest.mark.ray
-@pytest.mark.long
-def test_a_slice_of_one_host_is_not_placed_on_a_host_of_another(ray_cluster: None) -> None:
-    """Of four hosts that have room, one is meant."""
-    with (
-        tpu_slice("slice-c", "v4", "2x2x1", chips=1),
-        tpu_slice("slice-d", "v5litepod", "1x1"),
-    ):
-        group = place_slice(SliceShape.of("v5litepod", "1x1"), name="one host", timeout_s=60)
-        (node,) = placement_group_table(group)["bundles_to_node_id"].values()
-        remove_placement_group(group)
-        labels = {each["NodeID"]: each["Labels"] for each in ray.nodes()}[node]
-    assert labels["ray.io/tpu-slice-name"] == "slice-d"
