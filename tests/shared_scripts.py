@@ -33,6 +33,7 @@ def sharing(kind):
     def make(*arguments, **options):
         wanted = inspect.signature(kind).bind(*arguments, **options)
         wanted.apply_defaults()
+        wanted.arguments.pop("failure_options", None)  # nothing is lost here
         if repr(wanted) not in made:
             strategy = made[repr(wanted)] = kind(*arguments, **options)
             closers.append(lambda: close(strategy))

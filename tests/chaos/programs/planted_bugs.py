@@ -5,14 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 from unittest import mock
-
-from raydist.checkpoints import contents
-from raydist.checkpoints.capture import Capture, StagingBuffers
-from raydist.pipelines.stored.file_directory import LocalFiles
 
 __all__ = ["PLANTED", "POWER_BUGS", "planted"]
 
@@ -47,35 +42,10 @@ def one_batch_off(data: Any) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def not_copied() -> Iterator[None]:
-    """What is saved goes on changing while it is written, a while later."""
-    write = LocalFiles.write
-
-    def late(files: LocalFiles, name: str, content: Callable[[BinaryIO], Any]) -> Any:
-        time.sleep(0.02)
-        return write(files, name, content)
-
-    def as_it_is(self: StagingBuffers, capture: Capture) -> Capture:
-        return capture
-
-    with mock.patch.object(StagingBuffers, "copy_capture", as_it_is), mock.patch.object(LocalFiles, "write", late):
-        yield
-
-
-@contextlib.contextmanager
-def no_random_state() -> Iterator[None]:
-    """Random states stay what they are."""
-    with mock.patch.object(contents, "set_random_states"):
-        yield
-
-
 PLANTED: dict[str, Callable[[Any], contextlib.AbstractContextManager[None]]] = {
     "one_batch_off": lambda run: one_batch_off(run.data),  # `make test` plants the first two
     "no_directory_flush": lambda run: flushes_left_out(stat.S_ISDIR),
     "no_flush": lambda run: flushes_left_out(stat.S_ISREG),
-    "not_copied": lambda run: not_copied(),
-    "no_random_state": lambda run: no_random_state(),
 }
 
 
