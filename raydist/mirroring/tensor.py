@@ -26,6 +26,7 @@ from raydist.compat.torch_internals import (
     plain_tensors,
     unmark_as_parameter,
 )
+from raydist.utils.torch_modes import outside_inference_mode
 
 
 @final
@@ -70,6 +71,7 @@ class MemoryAliases:
         return self._has_untracked is not False or bool(self._tracked)
 
 
+@outside_inference_mode  # or the tensor would get memory of inference mode
 def is_used_elsewhere(tensor: torch.Tensor) -> bool:
     """Return True if an object besides this tensor holds the tensor's memory.
 

@@ -221,6 +221,7 @@ def check(strategy: rd.Strategy, num_examples: int) -> None:
     @example(deeds=[Program.train, Program.fail, Program.read_gradients, Program.step_alone])
     @example(deeds=[Program.train, Program.freeze, Program.copy_model, Program.train, Program.compare_models])
     @example(deeds=[Program.train, Program.clear_gradients, Program.make_anew, Program.train])
+    @example(deeds=[Program.evaluate, Program.train, Program.train, Program.fail])
     @example(
         deeds=[Program.train, Program.exchange_layer, Program.train, Program.fail, Program.slow_down, Program.train]
     )
