@@ -81,7 +81,7 @@ class PackedTensors:
         """Copy tensors. On a GPU this waits for the device."""
         strided = {handle: each.detach() for handle, each in tensors.items() if each.layout is torch.strided}
         layout = tuple((handle, each.shape, each.dtype) for handle, each in strided.items())
-        flat = [each.reshape(-1).view(torch.uint8) for each in strided.values()]
+        flat = [_as_bytes(each) for each in strided.values()]
         content = torch.cat(flat).cpu().numpy().tobytes() if flat else b""
         others = {handle: each.detach().clone() for handle, each in tensors.items() if handle not in strided}
         return PackedTensors(layout, content, others)
@@ -94,6 +94,13 @@ class PackedTensors:
             found[handle] = _as_tensor(self.content[start:end]).view(dtype).reshape(shape)
             start = end
         return found
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    if flat.stride(0) != 1:  # a column of one row, which counts as contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _as_tensor(content: bytes) -> torch.Tensor:

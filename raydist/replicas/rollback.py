@@ -28,6 +28,7 @@ _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 _TORCHS = frozenset(torch.nn.Module().__dict__) - {"training"}
 _OF_OPTIMIZERS = frozenset({"state", "step", "zero_grad", "param_groups", "defaults"})
 _MOST_FUNCTIONS = 256
+_MOST_FIRST_BYTES = 256 << 20  # of parameters that are copied before a function is known
 
 
 @final
@@ -197,11 +198,12 @@ class Rollback:
 
     def _take(self, step: int, seed: Seed | None, *, exchanges_late: bool) -> None:
         needs = self._needs.get(self._digest) if self._digest else None
+        parameters, optimizers, others = self._objects()
         if needs is None:  # not known yet. A GPU may have no room for a copy.
-            whole = self._device.type == "cpu"
+            num_bytes = sum(each.nbytes for _, each in parameters if each.layout is torch.strided)
+            whole = self._device.type == "cpu" and num_bytes <= _MOST_FIRST_BYTES
             needs = _Needs(whole, whole)
         values = (needs.values or exchanges_late) and self._copies
-        parameters, optimizers, others = self._objects()
         self._found_gradients = None
         self._snapshot = Snapshot(
             step,

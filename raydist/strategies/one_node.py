@@ -157,7 +157,7 @@ class MirroredStrategy(OneNodeStrategy):
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs; on CPUs 1 CPU
             each on a running cluster, and a share of the cores on a Ray that raydist started, so that any count fits.
-        failure_options: What happens when a replica is lost. Default: an UnavailableError.
+        failure_options: What happens when a replica or the input pipeline is lost. Default: on CPUs it is replaced.
 
     Raises:
         InvalidArgumentError: cross_device_ops and communication_options ask for different implementations; an unknown

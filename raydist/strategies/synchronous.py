@@ -154,7 +154,10 @@ class SynchronousStrategy(HostedStrategy):
             plan, rules = self._make_plan(), self.replica_rules()
             # Replicas with other rules may differ, and the processes of a TPU slice live and die together.
             alike = type(rules) is StrategyHooks and plan.per_process == 1 and len(plan.setups) > 1
-            failures = self._failure_options if alike and self._failure_options.recover else None
+            recover = self._failure_options.recover
+            if recover is None:
+                recover = all(setup.device == "cpu" for setup in plan.setups)
+            failures = self._failure_options if alike and recover else None
             setups = tuple(replace(setup, rules=rules, failures=failures) for setup in plan.setups)
             self._launch_plan = replace(plan, setups=setups)
         return self._launch_plan

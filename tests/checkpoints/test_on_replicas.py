@@ -242,7 +242,8 @@ def test_damage_changes_nothing_on_any_replica(two: rd.MirroredStrategy, tmp_pat
 def fragile(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
     """A strategy that a test breaks."""
     limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
-    made = rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, timeouts=limits)
+    never = rd.FailureOptions(recover=False)
+    made = rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, timeouts=limits, failure_options=never)
     yield made
     made._abort(fetch=False)
 

@@ -35,7 +35,8 @@ def strategy(ray_cluster: None, request: pytest.FixtureRequest) -> Iterator[TwoR
     """A strategy of its own, for tests that break it; a mirrored one where they name no class."""
     make = getattr(request, "param", rd.MirroredStrategy)
     limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
-    made: TwoReplicas = make(2, resources_per_replica={"CPU": 0.01}, timeouts=limits)
+    never = rd.FailureOptions(recover=False)
+    made: TwoReplicas = make(2, resources_per_replica={"CPU": 0.01}, timeouts=limits, failure_options=never)
     yield made
     made._abort(fetch=False)
 
@@ -266,7 +267,7 @@ def step(x):
     loss.backward()
     return loss
 
-strategy = rd.MirroredStrategy(2)
+strategy = rd.MirroredStrategy(2, failure_options=rd.FailureOptions(recover=False))
 with strategy:
     with strategy.scope():
         model = torch.nn.Linear(1, 1)

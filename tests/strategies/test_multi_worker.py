@@ -181,6 +181,7 @@ def lose_a_node(how: signal.Signals, implementation: str) -> tuple[str, str, flo
         rd.CommunicationOptions(timeout_seconds=5, implementation=implementation),  # type: ignore[arg-type]  # a name
         timeouts=rd.Timeouts(start_s=60, step_s=40, close_s=5),
         resources_per_replica={"CPU": 0.01},
+        failure_options=rd.FailureOptions(recover=False),
     )
     with strategy.scope():
         model = nn.Linear(1, 1)
