@@ -120,7 +120,7 @@ def test_steps_that_are_ahead_lie_in_one_record_batch(distributed: Distribute) -
     rows = piece.batch.column(1).to_pylist()
     assert rows[64 * place : 64 * place + 64] == last[1].values[0].tolist()
     assert not piece.array(0, place).flags.writeable
-    step = last[0].batch.step
+    step = last[0].drawn.batch.step
     assert last[0].values[0].tolist() == images[128 * step : 128 * step + 64].tolist()
     del iterator, batches
     assert before[0].values[1].tolist() == images[128 * (step - 1) + 64 : 128 * step].tolist(), (
