@@ -65,6 +65,8 @@ _EVERY_S = 5.0
 _TRAINING = {
     "raydist_steps": "Steps that have ended: calls of strategy.run, closures.",
     "raydist_examples": "Rows of batches that steps were run on.",
+    "raydist_recoveries": "Recoveries from lost replicas or input pipelines.",
+    "raydist_recovery_seconds": "Seconds from the errors to the next steps, of all recoveries together.",
 }
 
 
@@ -90,6 +92,10 @@ class TrainingMetrics:
         self._rows += rows
         if self._now() >= self._next:
             self.publish()
+
+    def note_recovery(self, seconds: float) -> None:
+        """Count a recovery that took so long."""
+        self._counters.raise_by({"raydist_recoveries": 1, "raydist_recovery_seconds": seconds})
 
     def publish(self) -> None:
         """Update Ray's metrics."""

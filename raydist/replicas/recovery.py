@@ -86,6 +86,7 @@ class Recovery:
         self._losses: list[float] = []  # times of losses
         self._attempts: dict[int, int] = {}  # by first step
         self.failures: list[ReplicaFailure] = []
+        self.on_recovered: Callable[[float], None] = lambda _: None  # called with the seconds that it took
 
     def recover(self, error: Exception) -> bool:
         """Replace what was lost and send the unfinished steps again; return False if `error` comes from no loss.
@@ -124,6 +125,7 @@ class Recovery:
         reason = "; ".join(dict.fromkeys([*lost.values(), *pipelines.values()])) or describe(error)
         failure = ReplicaFailure(step, tuple(sorted(lost)), reason, self._steps.last - step + 1, lost_results, seconds)
         self.failures.append(failure)
+        self.on_recovered(seconds)
         replaced = [f"replica {rank}" for rank in sorted(lost)] + [f"{name}" for name in pipelines]
         _log.warning(
             "%s. Replaced in %.1f s: %s. Training continues from step %d%s.",

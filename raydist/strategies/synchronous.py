@@ -192,6 +192,8 @@ class SynchronousStrategy(HostedStrategy):
             if self._launched is None:
                 launched = launch(self._plan(), self._timeouts, self._title)
                 launched.steps.on_results += [self._summaries.take_results, counting(self._metrics)]
+                if launched.recovery is not None:
+                    launched.recovery.on_recovered = self._metrics.note_recovery
                 self._when_dropped.add(functools.partial(launched.close, gently=False))
                 self._launched = launched
             return self._launched

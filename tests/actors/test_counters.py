@@ -77,6 +77,8 @@ def test_training_is_told_once_in_some_seconds_and_at_the_end_and_every_save() -
         "raydist_steps": {("mirrored",): 4},
         "raydist_examples": {("mirrored",): 4},
     }
+    metrics.note_recovery(4.5)
+    assert (totals()["recoveries"], totals()["recovery_seconds"]) == (1, 4.5)
     SaveMetrics("somewhere").note_save(0.25)
     assert (totals()["checkpoints"], totals()["checkpoint_pause_seconds"]) == (1, 0.25)
 

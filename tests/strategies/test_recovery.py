@@ -225,7 +225,8 @@ def test_fit_goes_on_when_replicas_are_killed(strategy: rd.MirroredStrategy, tmp
             model = rd.Model(module)
             model.compile(torch.optim.Adam(module.parameters(), lr=0.01), "cross_entropy")
         data = rd.Dataset.from_tensor_slices((rows, labels)).shuffle(60, seed=1).batch(10)
-        history = model.fit(data, epochs=3, validation_data=(rows, labels), verbose=False).history
+        board = rd.TensorBoard(tmp_path / "board", write_graph=False)
+        history = model.fit(data, epochs=3, validation_data=(rows, labels), callbacks=[board], verbose=False).history
         return {name: each.clone() for name, each in module.state_dict().items()}, history
 
     values, history = fit()
@@ -234,6 +235,8 @@ def test_fit_goes_on_when_replicas_are_killed(strategy: rd.MirroredStrategy, tmp
     assert [failure.ranks for failure in strategy.failures()[before:]] == [(1,), (0,)]
     assert all(torch.equal(each, with_kills[name]) for name, each in values.items())
     assert history_with_kills == history
+    written = [file.read_bytes() for file in (tmp_path / "board").rglob("events*")]
+    assert sum(each.count(b"is gone") for each in written) == 2
 
 
 def widen(number: int) -> np.ndarray[Any, Any]:

@@ -37,6 +37,7 @@ class DriverEpoch:
     Args:
         opener: Starts the epoch.
         job: Describes the epoch.
+        recovers: See `EpochSource`.
 
     Attributes:
         lent: True while the replicas read the epoch; the driver must take it back before it reads on.
@@ -45,13 +46,14 @@ class DriverEpoch:
         source: How the batches are made.
     """
 
-    def __init__(self, opener: EpochOpener, job: InputJob | MergedJob) -> None:
+    def __init__(self, opener: EpochOpener, job: InputJob | MergedJob, *, recovers: bool = False) -> None:
         self._opener = opener
+        self._recovers = recovers
         self._job = job
         self._link: PipelineLink | None = None
         self._reader: StepReader | None = None
         self._finalizer: weakref.finalize[[], DriverEpoch] | None = None
-        self.source = EpochSource(opener, job)
+        self.source = EpochSource(opener, job, recovers)
         self.lent = False
         self.num_loans = 0
         self.ended = False
@@ -77,7 +79,7 @@ class DriverEpoch:
         if self._link is None:
             job = replace(self._job, state=state)
             self._link = self._opener.open(job)
-            self.source = EpochSource(self._opener, job)
+            self.source = EpochSource(self._opener, job, self._recovers)
             self._finalizer = weakref.finalize(self, self._link.abandon)
             self._finalizer.atexit = False  # the actor dies with this process
             self._reader = self._reader_from(0)
@@ -122,10 +124,14 @@ class DriverEpoch:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochSource:
-    """How the batches of an epoch are made. Places are counted from the state of the job."""
+    """How the batches of an epoch are made. Places are counted from the state of the job.
+
+    With `recovers`, batches that are lost with their input pipeline are made again.
+    """
 
     opener: EpochOpener
     job: InputJob | MergedJob
+    recovers: bool
 
 
 @final
@@ -206,6 +212,15 @@ class BatchLeaf(PerReplica):
         return Part(ref=batch.group.refs[rank], leaf_index=self.index, place=place, on_host=self.drawn.link.on_host)
 
     def _fetch(self) -> tuple[Any, ...]:
+        try:
+            return self._values_of_parts()
+        except UnavailableError:
+            if not self.drawn.source.recovers or not self.drawn.link.is_lost():
+                raise
+        make_again([self.drawn])
+        return self._values_of_parts()
+
+    def _values_of_parts(self) -> tuple[Any, ...]:
         batch = self.drawn.batch
         places = [batch.place_on(rank, padding=False) for rank in range(self.num_parts)]
         pieces = map(self.drawn.link.fetch, batch.group.refs)

@@ -77,7 +77,7 @@ class DistributedIterator(BatchIterator):
         self._job = job
         self._drain = drain
         self._restarts = restarts
-        self._epoch = DriverEpoch(opener, job)
+        self._epoch = DriverEpoch(opener, job, recovers=restarts > 0)
         self._state: IteratorState | None = job.state
         self._last: ReadPlace | None = None
         self._closed = False

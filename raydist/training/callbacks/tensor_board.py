@@ -14,6 +14,8 @@ from torch import nn
 
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
+from raydist.replicas.recovery import ReplicaFailure
+from raydist.strategies.synchronous import SynchronousStrategy
 from raydist.summary.histograms import histogram
 from raydist.summary.media import image, text
 from raydist.summary.projector import embedding
@@ -150,7 +152,8 @@ class TensorBoard(Callback):
 
     After each epoch the callback also writes `step/seconds` and values of the input pipeline:
     `input/batches_per_second`; `input/wait`, the share of time that training waited for input; `input/bottleneck`, the
-    slowest stage. With `steps_per_execution` > 1 replicas draw their batches, and their waits are not measured.
+    slowest stage. With `steps_per_execution` > 1 replicas draw their batches, and their waits are not measured. The
+    text `failures` tells of lost replicas.
 
     Summaries that the module itself writes by `rd.summary` need a writer: `with writer.as_default(): model.fit(...)`.
 
@@ -217,6 +220,7 @@ class TensorBoard(Callback):
         self._data: DistributedDataset | None = None
         self._input: PipelineStats | None = None  # of the current epoch, once known
         self._clock = InputClock(time.perf_counter)
+        self._num_failures = 0  # that were written
 
     def _set_data(self, data: DistributedDataset) -> None:
         self._data = data
@@ -235,6 +239,7 @@ class TensorBoard(Callback):
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Open the directory, and write the graph."""
         self._train_step = self._global_step()
+        self._num_failures = len(self._failures())
         self._purge_step = self._train_step + 1 if self._train_step else None
         with self._writer("train").as_default():
             if self._write_graph:
@@ -275,6 +280,7 @@ class TensorBoard(Callback):
                 rates = rates_of(self.model.optimizer)
                 scalar("epoch_learning_rate", rates[0])
             self._show_times(step - self._epoch_began_at)
+            self._show_failures()
             self._parameters.show(self.model.module, epoch)
         validation = {name[4:]: value for name, value in logs.items() if name.startswith("val_")}
         if validation:
@@ -305,6 +311,17 @@ class TensorBoard(Callback):
         if stats is not None and stats.stages:
             scalar("input/batches_per_second", stats.elements / stats.elapsed_s if stats.elapsed_s else 0.0)
             text("input/bottleneck", stats.findings[0] if stats.bottleneck else "none")
+
+    def _failures(self) -> list[ReplicaFailure]:
+        strategy = self.model.strategy
+        return strategy.failures() if isinstance(strategy, SynchronousStrategy) else []
+
+    def _show_failures(self) -> None:
+        failures = self._failures()
+        new, self._num_failures = failures[self._num_failures :], len(failures)
+        lines = [f"{each.reason}; {each.num_repeated} steps again, {each.seconds:.1f} s" for each in new]
+        if lines:
+            text("failures", "\n\n".join(lines))
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """Close the files."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from raydist.actors.epochs.input_pipeline import InputPipeline
 from raydist.actors.epochs.job import InputJob, MergedJob
+from raydist.core.errors import UnavailableError
 from raydist.distributed_dataset import InputSide
 from raydist.options import Timeouts
 
@@ -25,9 +26,18 @@ class FakeLink:
         self.timeouts = timeouts
         self.on_host = on_host
         self.fetched = 0
+        self.host: FakeHost | None = None
 
     def call(self, method: str, *args: Any) -> Any:
+        self._require_alive()
         return getattr(self.pipeline, method)(self.key, *args)
+
+    def _require_alive(self) -> None:
+        if self.host is not None and self.pipeline is not self.host.pipeline:
+            raise UnavailableError(f"The input pipeline {self.name} is gone.")
+
+    def is_lost(self) -> bool:
+        return self.host is not None and self.pipeline is not self.host.pipeline
 
     def ask(self, poll: Any) -> Any:
         return poll
@@ -39,9 +49,11 @@ class FakeLink:
         return timeout_s is None
 
     def receive(self, asked: Any) -> Any:
+        self._require_alive()
         return self.pipeline.poll(self.key, asked)
 
     def fetch(self, ref: Any) -> Any:
+        self._require_alive()
         self.fetched += 1
         return ref
 
@@ -70,9 +82,15 @@ class FakeHost:
 
     def _link(self, method: str, job: Any, *args: Any) -> FakeLink:
         link = FakeLink(self.pipeline, uuid.uuid4().hex, self._timeouts, job.input_options.on_host)
+        link.host = self
         link.call(method, job, *args)
         self.links.append(link)
         return link
+
+    def lose_pipeline(self) -> None:
+        """Replace the pipeline by another one, as if its process had died."""
+        self.close()
+        self.pipeline = InputPipeline("fake", put=lambda piece: piece)
 
     def close(self) -> None:
         for key in self.pipeline.open_epochs():
