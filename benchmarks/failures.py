@@ -18,15 +18,15 @@ import raydist as rd
 from benchmarks.steps.models import MODELS, make_step, sgd
 
 LIMIT = 1.06  # times the step without
-SLOWEST_S = 10.0  # from a kill to the end of the next step
+SLOWEST_S = (10.0, 3.0)  # from a kill to the end of the next step, without and with a spare process
 
 
 class Program:
     """A model on two replicas, and one batch of it again and again."""
 
-    def __init__(self, name: str, *, recover: bool) -> None:
+    def __init__(self, name: str, *, recover: bool, spares: int = 0) -> None:
         model = MODELS[name]
-        options = rd.FailureOptions(recover=recover, max_failures=1000)
+        options = rd.FailureOptions(recover=recover, spares=spares, max_failures=1000)
         self.strategy = rd.MirroredStrategy(
             2, failure_options=options, resources_per_replica={"CPU": 0.01}, timeouts=rd.Timeouts(collective_s=20)
         )
@@ -68,11 +68,14 @@ def overhead(name: str, *, steps: int, rounds: int) -> tuple[float, float, float
     return statistics.median(without), statistics.median(with_it), ratio
 
 
-def pauses(name: str, kills: int) -> list[float]:
+def pauses(name: str, kills: int, spares: int) -> list[float]:
     """Return the seconds from a kill to the end of the next step, for some kills."""
-    program = Program(name, recover=True)
+    program = Program(name, recover=True, spares=spares)
     program.seconds(2)
-    found = [program.seconds_to_recover(number % 2) for number in range(kills)]
+    found = []
+    for number in range(kills):
+        time.sleep(8.0 if spares else 0.0)  # until the spare is ready
+        found.append(program.seconds_to_recover(number % 2))
     program.strategy.close()
     return sorted(found)
 
@@ -90,8 +93,10 @@ def main() -> None:
         print(
             f"{name:8} {without:7.2f} ms without recovery, {with_it:7.2f} with: {ratio:.3f} x (bar {LIMIT})", flush=True
         )
-    found = pauses("mlp1024" if not chosen.smoke else "mlp16", kills)
-    print(f"{kills} kills: median {statistics.median(found):.1f} s, longest {found[-1]:.1f} s (bar {SLOWEST_S})")
+    for spares in (0, 1):
+        found = pauses("mlp1024" if not chosen.smoke else "mlp16", kills, spares)
+        middle, longest, bar = statistics.median(found), found[-1], SLOWEST_S[spares]
+        print(f"{kills} kills, {spares} spares: median {middle:.1f} s, longest {longest:.1f} s (bar {bar})")
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ class ReplicaActors:
         name: Name of the strategy.
         per_process: Number of consecutive replicas in each actor.
         kind: Word for a replica in names: "replica" or "worker".
+        num_spares: Number of processes that wait to take a lost replica's place, on the node of the first slot.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class ReplicaActors:
         name: str,
         per_process: int = 1,
         kind: str = "replica",
+        num_spares: int = 0,
     ) -> None:
         self._reservation = reservation
         self._session = RaySession()
@@ -125,8 +127,21 @@ class ReplicaActors:
         self._handles = [self._launch(slot, f"{name}-{kind}-{n * per_process}") for n, slot in enumerate(self._slots)]
         everyone = [slot for slot in slots for _ in range(per_process)]
         self.names = [_title(kind, rank, name, slot) for rank, slot in enumerate(everyone)]
-        self._num_replaced = 0
+        self._num_replaced = self._num_spares = 0
         self._kind = kind
+        self._spares = [self._launch_spare() for _ in range(num_spares)]
+        self._prepared: Callable[..., Any] | None = None
+
+    def _launch_spare(self) -> Any:
+        self._num_spares += 1
+        slot = replace(self._slots[0], resources={})  # the bundle is reserved as a whole
+        return self._launch(slot, f"{self._name}-{self._kind}-spare-{self._num_spares}")
+
+    def prepare_spares(self, make_runner: Callable[..., Any]) -> None:
+        """Make the spare processes, and later ones, import what a runner needs. Does not block."""
+        self._prepared = make_runner
+        for spare in self._spares:
+            spare.prepare.remote(make_runner)
 
     def _launch(self, slot: ReplicaSlot, name: str) -> Any:
         places = range(self._per_process if self._per_process > 1 else 0)  # one replica alone has the main thread
@@ -162,9 +177,14 @@ class ReplicaActors:
         return self._ask(rank, "steps", message, *objects)
 
     def replace(self, rank: int) -> None:
-        """Kill a replica's process and launch another one, which has no state and must be started."""
+        """Kill a replica's process. Put a spare or a new one in its place, which has no state and must be started."""
         kill_actors([self._handles[rank]])
         self._session.require(f"The strategy {self._name}")
+        if self._spares and self._slots[rank].node_id == self._slots[0].node_id:
+            self._handles[rank] = self._spares.pop(0)
+            self._spares.append(self._launch_spare())
+            self._spares[-1].prepare.remote(self._prepared)
+            return
         self._num_replaced += 1
         name = f"{self._name}-{self._kind}-{rank}-again-{self._num_replaced}"
         self._handles[rank] = self._launch(self._slots[rank], name)
@@ -244,7 +264,7 @@ class ReplicaActors:
 
     def kill(self) -> None:
         """Kill the actors and release their reservation. May be called twice."""
-        handles, self._handles = self._handles, []
+        handles, self._handles, self._spares = [*self._handles, *self._spares], [], []
         if self.reachable:
             kill_actors(handles)
             release(self._reservation)
@@ -288,6 +308,10 @@ class ReplicaHost:
         """Return the versions and devices of this process."""
         with _errors_travel():
             return installed_software()
+
+    def prepare(self, make_runner: Callable[..., Any] | None) -> None:
+        """Import what `about` needs; `make_runner` has been imported by now."""
+        installed_software()
 
     def start(self, place: int, make_runner: Callable[..., Any], *args: Any) -> int:
         """Build a runner in this process; returns the process id."""

@@ -187,6 +187,8 @@ class FailureOptions:
         attempts_per_step: Number of times that a step may lose replicas before it is an UnavailableError: a step that
             kills its replica each time is to blame.
         replace_s: Seconds until a new replica must have started.
+        spares: Number of processes that wait, with all modules imported, to take a lost replica's place: on CPUs, on
+            the node of the first replica. Each takes about 400 MB.
         multi_update: Steps that exchange something after an update (a GAN, LBFGS) need a copy of parameters and
             optimizer states at the start of each step. "copy" makes it; with "checkpoint" a replica lost in such a step
             is an UnavailableError, and the program continues from its last checkpoint when it runs again.
@@ -203,10 +205,11 @@ class FailureOptions:
     within_s: float = 3600.0
     attempts_per_step: int = 3
     replace_s: float = 120.0
+    spares: int = 0
     multi_update: Literal["copy", "checkpoint"] = "copy"
 
     def __post_init__(self) -> None:
-        for name in ("max_failures", "attempts_per_step"):
+        for name in ("max_failures", "attempts_per_step", "spares"):
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 0, f"{name} must be a number >= 0", value)
         for name in ("within_s", "replace_s"):

@@ -76,6 +76,8 @@ class ReplicaGroup:
         self.steps.wait_for(refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
         self._store.start()
         self.rebuild()
+        if self.recovery is not None:
+            self._actors.prepare_spares(ReplicaRunner)
 
     def _start(self, rank: int) -> Any:
         return self._actors.start(rank, ReplicaRunner, self._setups[rank], self._join_group)

@@ -183,7 +183,14 @@ def _start_actors(plan: LaunchPlan, reservation: Reservation, timeouts: Timeouts
         )
         for setup, host in list(zip(setups, hosts, strict=True))[:: plan.per_process]
     ]
-    actors = ReplicaActors(reservation, slots, name=setups[0].name, per_process=plan.per_process)
+    failures = setups[0].failures
+    actors = ReplicaActors(
+        reservation,
+        slots,
+        name=setups[0].name,
+        per_process=plan.per_process,
+        num_spares=0 if failures is None else failures.spares,
+    )
     store = RendezvousStore(address_for(hosts, plan.store_host))
     # Ray's collective groups have one member a process.
     join = create_group if plan.per_process == 1 else open_communicator

@@ -23,6 +23,7 @@ from raydist.checkpoints.shards import DispatchedSave, Shard
 from raydist.cluster.nodes import waits_for_own
 from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
+from raydist.core.errors import InvalidArgumentError
 from raydist.core.exception_utils import folded
 from raydist.core.nest import NOTHING
 from raydist.distributed_dataset import InputSide
@@ -158,6 +159,11 @@ class SynchronousStrategy(HostedStrategy):
             if recover is None:
                 recover = all(setup.device == "cpu" for setup in plan.setups)
             failures = self._failure_options if alike and recover else None
+            if failures is not None and failures.spares and plan.setups[0].device != "cpu":
+                raise InvalidArgumentError(
+                    f"FailureOptions.spares must be 0 for replicas on {plan.setups[0].device}, got {failures.spares}: "
+                    "a spare process would have no device. Leave it out: another process starts when one is lost."
+                )
             setups = tuple(replace(setup, rules=rules, failures=failures) for setup in plan.setups)
             self._launch_plan = replace(plan, setups=setups)
         return self._launch_plan

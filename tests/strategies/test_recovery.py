@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -279,6 +280,23 @@ def test_a_stopped_replica_is_replaced_and_its_process_ends(strategy: rd.Mirrore
     assert "does not answer" in strategy.failures()[-1].reason
     with pytest.raises(ProcessLookupError):
         os.kill(stopped, signal.SIGCONT)
+
+
+@pytest.mark.timeout(120)
+def test_a_spare_takes_the_place_of_a_killed_replica_and_another_one_gets_ready(ray_cluster: None) -> None:
+    def step() -> float:
+        return float(rd.get_replica_context().all_reduce("SUM", 1.0))
+
+    options = rd.FailureOptions(recover=True, spares=1)
+    with rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, failure_options=options) as strategy:
+        for rank in (1, 0):
+            spares = strategy._launch()._actors._spares
+            assert ray.get([spare.prepare.remote(None) for spare in spares]) == [None]  # it is ready
+            expected = spares[0]
+            os.kill(strategy.run(os.getpid).values[rank], signal.SIGKILL)
+            assert strategy.run(step).values == (2.0, 2.0)
+            assert strategy._launch()._actors._handles[rank] is expected
+        assert [failure.ranks for failure in strategy.failures()] == [(1,), (0,)]
 
 
 @pytest.mark.timeout(120)

@@ -16,7 +16,7 @@ from raydist.options import InputOptions
 from tests.actors.readers.fakes import fake_side
 
 
-def batches_of(side: InputSide, dataset: Dataset[Any]) -> Any:
+def batches_of(side: InputSide, dataset: Dataset) -> Any:
     return iter(distribute(dataset, side, InputOptions(num_input_workers=0)))
 
 
