@@ -1,13 +1,17 @@
 """A program on an autoscaling cluster, in a process of its own; prints one line of JSON.
 
-It asks for what no node could hold, starts a strategy that needs two more nodes, and an input pool that grows.
+It asks for what no node could hold, starts a strategy that needs two more nodes, loses a node, and starts an input pool
+that grows.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -60,6 +64,36 @@ def train_on_two_more_nodes() -> dict[str, Any]:
     return {"weights": weights, "trained_on": len(nodes), "nodes": during, "left": until_one_is_left()}
 
 
+def lose_a_node() -> dict[str, Any]:
+    """The node of replica 1 is lost once; the autoscaler adds another one in its place."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        rd.MultiWorkerMirroredStrategy(2, 1, resources_per_replica=TRAIN, timeouts=LIMITS) as strategy,
+    ):
+        with strategy.scope():
+            model = torch.nn.Linear(2, 1, bias=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            torch.nn.init.zeros_(model.weight)
+        lost = Path(folder) / "lost"
+
+        def step(number: int) -> str:
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).mean().backward()
+            if number == 3 and rd.get_replica_context().replica_id_in_sync_group == 1 and not lost.exists():
+                lost.touch()
+                os.kill(os.getppid(), signal.SIGKILL)  # the node's raylet
+                time.sleep(60)
+            optimizer.step()
+            node: str = ray.get_runtime_context().get_node_id()
+            return node
+
+        steps = [strategy.run(step, args=(number,)) for number in range(6)]
+        nodes = [strategy.local_results(each)[-1] for each in (steps[0], steps[-1])]
+        weights = model.weight.detach().tolist()
+        ranks = [failure.ranks for failure in strategy.failures()]
+    return {"weights": weights, "moved": nodes[0] != nodes[1], "ranks": ranks, "left": until_one_is_left()}
+
+
 def read_from_a_pool_that_grows() -> dict[str, Any]:
     """By itself: one worker is not enough for who waits, and no node has room for another one."""
     options = rd.InputOptions(resources_per_input_worker=INPUT)
@@ -92,5 +126,5 @@ def ask_for_too_much() -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.environ["RAY_SCHEDULER_EVENTS"] = "0"
-    programs = (ask_for_too_much, train_on_two_more_nodes, read_from_a_pool_that_grows)
+    programs = (ask_for_too_much, train_on_two_more_nodes, read_from_a_pool_that_grows, lose_a_node)
     print(json.dumps({program.__name__: program() for program in programs}))

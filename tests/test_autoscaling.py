@@ -21,13 +21,13 @@ NODE_TYPES = {
 
 @pytest.mark.ray
 @pytest.mark.long
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(540)
 def test_nodes_come_and_go() -> None:
     with ray_home() as home, autoscaling_head(home, NODE_TYPES, max_nodes=2) as head:
         environment = {**home.environment, "RAY_ADDRESS": head.address, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "tests.autoscaling_program"]
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=520, check=False
         )
     assert done.returncode == 0, done.stderr[-4000:]
     (told,) = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray's autoscaler writes there, too
@@ -41,4 +41,7 @@ def test_nodes_come_and_go() -> None:
     assert trained["weights"] == [[pytest.approx(-0.4)] * 2]
     assert (trained["trained_on"], trained["nodes"], trained["left"]) == (2, 3, 1)
     assert "Waiting for the cluster to place replicas (2 x {'CPU': 1.0, 'train': 1.0}" in done.stderr
+    lost = results["lose_a_node"]
+    assert lost["weights"] == [[pytest.approx(-0.6)] * 2]
+    assert (lost["moved"], lost["ranks"]) == (True, [[1]])
     assert results["read_from_a_pool_that_grows"] == {"read_on": 2, "sizes": [2, 3], "left": 1}

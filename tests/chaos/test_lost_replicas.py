@@ -77,7 +77,8 @@ def train(faults: list[Fault], *, by_fit: bool) -> Trained:
         return Trained(values, float(mean.compute()) if not by_fit else 0.0, num_rows, lost)
 
 
-@pytest.mark.parametrize("by_fit", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("by_fit", [False, True])
 def test_training_ends_as_if_nothing_had_been_lost(by_fit: bool) -> None:
     undisturbed = train([], by_fit=by_fit)
     for seed in range(RUNS):

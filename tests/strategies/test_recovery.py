@@ -216,6 +216,7 @@ class Fragile(nn.Module):
         return x
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_fit_goes_on_when_replicas_are_killed(strategy: rd.MirroredStrategy, tmp_path: Path) -> None:
     def fit(*calls: tuple[int, int]) -> tuple[dict[str, torch.Tensor], dict[str, list[float]]]:
@@ -245,7 +246,7 @@ def widen(number: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("num_input_workers", [0, 2])
+@pytest.mark.parametrize("num_input_workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_killed_input_pipeline_is_replaced_and_makes_the_same_batches(
     strategy: rd.MirroredStrategy, num_input_workers: int
 ) -> None:
@@ -268,6 +269,7 @@ def test_a_killed_input_pipeline_is_replaced_and_makes_the_same_batches(
     assert read(3, 20, 21) == read()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_stopped_replica_is_replaced_and_its_process_ends(strategy: rd.MirroredStrategy) -> None:
     stopped = strategy.run(os.getpid).values[1]
@@ -282,6 +284,7 @@ def test_a_stopped_replica_is_replaced_and_its_process_ends(strategy: rd.Mirrore
         os.kill(stopped, signal.SIGCONT)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_spare_takes_the_place_of_a_killed_replica_and_another_one_gets_ready(ray_cluster: None) -> None:
     def step() -> float:
