@@ -190,7 +190,7 @@ class Recovery:
         adopts = []
         for rank in sorted(plan.adopt):
             own = self._own_state(rank, plan) if rank in self._new else None
-            args = state, plan.resume[rank], own, rank in self._new
+            args = state, plan.resume[rank], plan.shared, own, rank in self._new
             adopts.append(self._call(rank, ReplicaRecovery.adopt, *args))
         self._wait(adopts, "taking over the state", self._timeouts.start_s)
         self._ask([setup.rank for setup in self._setups], ReplicaRecovery.send_own_state)  # neighbours may be new

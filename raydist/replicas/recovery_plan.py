@@ -40,12 +40,14 @@ class RecoveryPlan:
 
     Attributes:
         resume: The first step that each replica runs again, by rank.
+        shared: The last step with an exchange or an update that counts; -1 for none.
         source: The rank of a survivor with the newest state.
         adopt: The ranks that take the source's state: lost ones, and survivors that missed an update.
         copies: For each lost rank, the step of the copy of its own state that it continues from; None for no copy.
     """
 
     resume: tuple[int, ...]
+    shared: int
     source: int
     adopt: frozenset[int]
     copies: Mapping[int, int | None]
@@ -66,12 +68,12 @@ def plan_recovery(
         copies: For each lost rank, the kept copies of its own state: (boundary, shared) as in `SurvivorStatus`.
 
     >>> plan_recovery({0: SurvivorStatus(7, 6)}, {1: [(6, 5), (7, 6)]}, 2)
-    RecoveryPlan(resume=(7, 7), source=0, adopt=frozenset({1}), copies={1: 7})
+    RecoveryPlan(resume=(7, 7), shared=6, source=0, adopt=frozenset({1}), copies={1: 7})
 
     Replica 0 has finished step 7, the others have not: they take its result.
 
     >>> plan_recovery({0: SurvivorStatus(8, 7), 1: SurvivorStatus(7, 6)}, {2: [(7, 6)]}, 3)
-    RecoveryPlan(resume=(8, 8, 8), source=0, adopt=frozenset({1, 2}), copies={2: 7})
+    RecoveryPlan(resume=(8, 8, 8), shared=7, source=0, adopt=frozenset({1, 2}), copies={2: 7})
     """
     whole = {rank: each for rank, each in statuses.items() if not each.dirty}
     if not whole:
@@ -92,4 +94,5 @@ def plan_recovery(
         chosen[rank] = max(usable, default=None)
         resume[rank] = max(first, chosen[rank] or 0)
         adopt.add(rank)
-    return RecoveryPlan(tuple(resume[rank] for rank in range(num_replicas)), sources[0], frozenset(adopt), chosen)
+    ordered = tuple(resume[rank] for rank in range(num_replicas))
+    return RecoveryPlan(ordered, shared, sources[0], frozenset(adopt), chosen)

@@ -122,12 +122,13 @@ class ReplicaRecovery:
         """Return everything that replicas hold alike, for `adopt`."""
         return self._mirror.dump_for_newcomer(), self._seeds.current
 
-    def adopt(self, dumped: tuple[Any, Seed | None], step: int, own: bytes | None, is_new: bool) -> None:
+    def adopt(self, dumped: tuple[Any, Seed | None], step: int, shared: int, own: bytes | None, is_new: bool) -> None:
         """Take over what another replica holds, and begin at a step.
 
         Args:
             dumped: Result of the other replica's `dump_for_newcomer`.
             step: The first step that this replica runs.
+            shared: The last step before it with an exchange or an update.
             own: The copy of this rank's own state that its neighbour keeps; None for no copy. Only for a new replica.
             is_new: This replica has just started.
         """
@@ -141,7 +142,7 @@ class ReplicaRecovery:
             self._seeds.current = mine.seed
         elif seed is not None:
             self._seeds.set(seed)
-        self.rollback.start_from(step, step - 1)
+        self.rollback.start_from(step, shared)
 
     def close(self) -> None:
         """Close the connections to the neighbours."""

@@ -52,6 +52,7 @@ _Args = TypeVarTuple("_Args")
 
 _SAVE_S = 2.0  # a gentle close comes after all saves were awaited
 _KEPT = 8  # refused saves
+_ANSWER_S = 0.05
 _LOOK_S = 0.0005  # between two looks at the step, in tests of failures
 # Each purpose has its own group: a reduction inside a backward pass must not be interleaved with gradient reductions.
 _PURPOSES = ("gradients", "values")
@@ -408,6 +409,7 @@ class ReplicaRunner:
         return True
 
     def _fail_at(self, step: int, how: str) -> None:
+        time.sleep(_ANSWER_S)  # the answer to `fail_at` goes first
         while self._progress.step < step:
             time.sleep(_LOOK_S)
         if how == "exit":

@@ -114,8 +114,8 @@ def _tell_replica(fault: Fault, strategy: SynchronousStrategy) -> bool:
     try:
         answers = strategy._launch().ask_beside(ReplicaRunner.fail_at, fault.step, fault.how, ranks=[fault.rank])
     except RaydistError:
-        return False  # a new replica is not ready at once
-    return bool(answers[0])
+        return True  # it is gone already
+    return bool(answers[0])  # None from a new replica that is not ready
 
 
 def _await(strategy: SynchronousStrategy, is_so: Callable[[], bool]) -> None:

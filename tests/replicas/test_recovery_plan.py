@@ -160,7 +160,16 @@ def carry_out(replicas: list[Replica], killed: set[int], plan: RecoveryPlan) -> 
             each.own = list(each.early[2])
         if rank in plan.adopt:
             each.alike = list(replicas[plan.source].alike)
-            each.step = plan.resume[rank]
+            each.step, each.shared = plan.resume[rank], plan.shared
+            each.gradients, each.part, each.is_pending, each.dirty = [], 0, False, False
+
+
+def send_again(replicas: list[Replica]) -> None:
+    """Send each one's own state in the new generation, as at the end of a step."""
+    for each in replicas:
+        each.early = None
+        others = [copy for copy in each.sent if copy[0] < each.step and copy[1] != each.shared]
+        each.sent = [*others, (each.step, each.shared, list(each.own))][-2:]
 
 
 def check(kinds: list[str], replicas: list[Replica], plan: RecoveryPlan) -> None:
@@ -186,14 +195,17 @@ def test_random_schedules_lose_nothing() -> None:
         size = draw.randrange(2, 5)
         kinds = draw.choices(list(KINDS), k=draw.randrange(1, 8))
         replicas = [Replica() for _ in range(size)]
-        killed = Schedule(draw, kinds, replicas, copies=draw.random() < 0.8).run()
-        statuses = {rank: each.status() for rank, each in enumerate(replicas) if rank not in killed}
-        sent = {rank: [(at, shared) for at, shared, _ in replicas[rank].copies] for rank in killed}
-        plan = plan_recovery(statuses, sent, size)
-        if plan is None:
-            assert all(each.dirty for each in statuses.values())
-            without += 1
-            continue
-        carry_out(replicas, killed, plan)
-        check(kinds, replicas, plan)
+        copies = draw.random() < 0.8
+        for _ in range(draw.randrange(1, 4)):
+            killed = Schedule(draw, kinds, replicas, copies=copies).run()
+            statuses = {rank: each.status() for rank, each in enumerate(replicas) if rank not in killed}
+            sent = {rank: [(at, shared) for at, shared, _ in replicas[rank].copies] for rank in killed}
+            plan = plan_recovery(statuses, sent, size)
+            if plan is None:
+                assert all(each.dirty for each in statuses.values())
+                without += 1
+                break
+            carry_out(replicas, killed, plan)
+            check(kinds, replicas, plan)
+            send_again(replicas)
     assert without < 0.1 * schedules
