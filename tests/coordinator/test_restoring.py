@@ -257,12 +257,12 @@ def test_options_stay_and_servers_forget_where_one_is_gone_or_late(
         run.optimizer.param_groups[0]["lr"] = 0.5
         run.train(range(2))
         before = run.state()
-        for method, answer, message in (
-            ("commit_restore", gone, "is gone"),
-            ("restored", late, "1 of 2 parameter servers have not"),
+        for method, answer, limit_s, message in (
+            ("commit_restore", gone, 20.0, "is gone"),
+            ("restored", late, 0.01, "1 of 2 parameter servers have not"),
         ):
             with monkeypatch.context() as patch:
-                patch.setattr(here.restorer, "_limit_s", 0.01)
+                patch.setattr(here.restorer, "_limit_s", limit_s)
                 patch.setattr(here.side, method, answer)
                 with pytest.raises(rd.RaydistError, match=message):
                     run.checkpoint.restore(path)
