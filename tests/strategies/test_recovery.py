@@ -245,8 +245,9 @@ def widen(number: int) -> np.ndarray[Any, Any]:
     return np.full(3000, number)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("num_input_workers", [pytest.param(0, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("num_input_workers", [0, 2])
 def test_a_killed_input_pipeline_is_replaced_and_makes_the_same_batches(
     strategy: rd.MirroredStrategy, num_input_workers: int
 ) -> None:

@@ -36,7 +36,7 @@ def test_batches_are_the_same_and_those_in_use_are_made_again(num_workers: int) 
         data = DATA.with_options(options)
     with fake_side(4, num_workers=num_workers) as side:
         expected = [rows(leaf) for leaf in batches_of(side, data)]
-    for _ in range(20):
+    for _ in range(5):
         with fake_side(4, num_workers=num_workers) as side:
             host: Any = side.opener
             in_use: dict[int, Any] = {}
