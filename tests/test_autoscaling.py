@@ -44,4 +44,4 @@ def test_nodes_come_and_go() -> None:
     lost = results["lose_a_node"]
     assert lost["weights"] == [[pytest.approx(-0.6)] * 2]
     assert (lost["moved"], lost["ranks"]) == (True, [[1]])
-    assert results["read_from_a_pool_that_grows"] == {"read_on": 2, "sizes": [2, 3], "left": 1}
+    assert results["read_on_nodes_that_come"] == {"read_on": 2, "left": 1}
