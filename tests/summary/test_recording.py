@@ -50,6 +50,7 @@ def test_without_anybody_who_counts_steps_are_0_and_that_is_said(tmp_path: Path)
         with writer.as_default():
             for value in range(10):
                 strategy.run(lambda value: rd.summary.scalar("loss", value), args=(value,))
+                rd.summary.scalar("another", value)
         with pytest.warns(UserWarning, match=r"must advance, but 'loss' was recorded 10 times at step 0") as caught:
             writer.flush()
         assert len(caught) == 1

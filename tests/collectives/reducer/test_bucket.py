@@ -117,6 +117,7 @@ def indices(layout: Sequence[Bucket]) -> list[list[int]]:
 def test_the_first_bucket_is_sent_with_the_gradient_that_fills_it() -> None:
     shapes = specs_of((2,), (1,), (100,), (4,), (4,))  # as in a network whose last layer is small
     assert indices(plan_buckets(shapes, bucket_bytes=1000, first_bucket_bytes=40)) == [[0, 1, 2], [3, 4]]
+    assert indices(plan_buckets(shapes, bucket_bytes=1000, first_bucket_bytes=12)) == [[0, 1], [2, 3, 4]]
     assert indices(plan_buckets(shapes, bucket_bytes=400, first_bucket_bytes=40)) == [[0, 1], [2], [3, 4]]
     assert indices(plan_buckets(shapes, bucket_bytes=1000, first_bucket_bytes=1000)) == [[0, 1, 2, 3, 4]]
 
