@@ -24,7 +24,7 @@ HUB_PACKAGES := transformers peft datasets timm torchvision diffusers torch_geom
 TRANSFORMERS_4 := transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub test-trackers chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean test-gpu test-gpu-multi
+.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub test-trackers chaos lint bench steps asynchronous checkpoints scaling autotune summaries failures clean test-gpu test-gpu-multi
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -141,6 +141,9 @@ scaling: $(STAMP)  ## Measure 1 to 64 replicas on a simulated device, on one nod
 
 summaries: $(STAMP)  ## Compare training steps with summaries and without (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.summaries $(BENCH_ARGS)
+
+failures: $(STAMP)  ## Measure what recovery costs a step, and how long a lost replica is missed (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.failures $(BENCH_ARGS)
 
 autotune: $(STAMP)  ## Compare light pipelines with and without AUTOTUNE (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.autotune $(BENCH_ARGS)

@@ -126,7 +126,7 @@ class Recovery:
         failure = ReplicaFailure(step, tuple(sorted(lost)), reason, self._steps.last - step + 1, lost_results, seconds)
         self.failures.append(failure)
         self.on_recovered(seconds)
-        replaced = [f"replica {rank}" for rank in sorted(lost)] + [f"{name}" for name in pipelines]
+        replaced = [*(f"replica {rank}" for rank in sorted(lost)), *pipelines]
         _log.warning(
             "%s. Replaced in %.1f s: %s. Training continues from step %d%s.",
             reason,

@@ -42,7 +42,7 @@ class ReplicaSeeds:
 
 @final
 class ReplicaRecovery:
-    """What one replica keeps for the case that another one is lost, and what it does then.
+    """The copies that one replica keeps for a recovery, and its part in the recovery.
 
     `num_calls` returns the number of collectives that the replica has called.
     """

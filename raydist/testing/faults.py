@@ -64,7 +64,7 @@ class FaultPlan:
 
         from raydist.testing import Fault, FaultPlan
 
-        with rd.MirroredStrategy(2, failure_options=rd.FailureOptions(recover=True)) as strategy:
+        with rd.MirroredStrategy(2) as strategy:
             FaultPlan(Fault(5, rank=1), Fault(9, role="input")).arm(strategy)
             train(strategy)
             assert [failure.ranks for failure in strategy.failures()][0] == (1,)
@@ -77,7 +77,7 @@ class FaultPlan:
         """Make the faults happen at their steps from now on. Blocks until the replicas have started.
 
         Raises:
-            InvalidArgumentError: The strategy has no replicas that can be replaced, or not as many.
+            InvalidArgumentError: The strategy has no replicas in lock step, or none of a fault's rank.
         """
         if not isinstance(strategy, SynchronousStrategy):
             raise InvalidArgumentError(

@@ -43,7 +43,7 @@ class DriverEpoch:
         lent: True while the replicas read the epoch; the driver must take it back before it reads on.
         num_loans: Number of times that the epoch was lent to the replicas.
         ended: True if the replicas have read the end.
-        source: How the batches are made.
+        source: Makes the batches.
     """
 
     def __init__(self, opener: EpochOpener, job: InputJob | MergedJob, *, recovers: bool = False) -> None:
@@ -124,7 +124,7 @@ class DriverEpoch:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochSource:
-    """How the batches of an epoch are made. Places are counted from the state of the job.
+    """The opener and the job that make the batches of an epoch. Places are counted from the state of the job.
 
     With `recovers`, batches that are lost with their input pipeline are made again.
     """
