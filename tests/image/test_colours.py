@@ -118,6 +118,8 @@ def test_a_batch_is_its_images() -> None:
     assert rd.image.normalize(whole[:0], MEAN, STD).shape == (0, 2, 4, 3)
     assert rd.image.per_image_standardization(whole[:0]).shape == (0, 2, 4, 3)
     assert np.array_equal(rd.image.per_image_standardization(np.full((2, 2, 1), 7)), np.zeros((2, 2, 1)))
+    faint = np.array([[[0.0], [0.1]], [[0.0], [0.1]]], np.float32)  # its deviation counts as 1/2
+    assert np.allclose(rd.image.per_image_standardization(faint), 2 * (faint - 0.05))
     assert np.array_equal(rd.image.channels_first(PIXELS), PIXELS.transpose(2, 0, 1))
     assert rd.image.channels_first(PIXELS).flags.c_contiguous
     result = rd.image.normalize(picture(), MEAN, STD)

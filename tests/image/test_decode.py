@@ -30,6 +30,7 @@ def test_the_format_is_found_by_the_first_bytes() -> None:
         assert rd.image.image_shape(data) == (37, 53, 3)
         with pytest.raises(rd.InvalidArgumentError, match="max_pixels=9 pixels"):
             rd.image.decode_image(data, max_pixels=9)
+        assert np.array_equal(rd.image.decode_image(data, max_pixels=37 * 53), decode(data))
     for data in (b"", b"GIF89a...", b"\xff\xd8"):
         with pytest.raises(rd.InvalidArgumentError, match=f"a JPEG or a PNG, got {len(data)} bytes that begin with"):
             rd.image.decode_image(data)

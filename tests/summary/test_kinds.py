@@ -19,11 +19,11 @@ from tensorboardX.writer import SummaryWriter as Peer
 
 import raydist as rd
 from raydist.summary.histograms import HistogramCounts, bucket_edges, counted
-from raydist.summary.media import clips_of, encode_wav, images_of
+from raydist.summary.media import clips_of, encode_png, encode_wav, images_of
 from raydist.summary.projector import embedding_of, write_embedding
 from raydist.summary.runs import module_tree
 from tests.refused import check_refused
-from tests.summary.reading import curves
+from tests.summary.reading import curves, pixels
 
 
 @pytest.fixture
@@ -98,12 +98,13 @@ def test_edges_are_those_of_tensorboard() -> None:
 
 
 def test_histograms_together_are_that_of_all_values() -> None:
-    parts = [np.arange(50) / 7, np.zeros(0), np.array([-90.0, 0.5, 100.0])]
+    parts = [np.arange(50) / 7, np.zeros(0), np.array([-90.0, 0.5, 100.0, np.nan])]
     first, *others = map(counted, parts)
     joined, whole = first.merged(others), counted(np.concatenate(parts))
     assert isinstance(joined, HistogramCounts)
     assert joined.buckets() == whole.buckets()
     assert (joined.least, joined.most, joined.num_values) == (whole.least, whole.most, 53)
+    assert joined.left_out == 1
     assert joined.total == pytest.approx(whole.total)
     assert joined.squares == pytest.approx(whole.squares)
     nothing = counted(np.zeros(0))
@@ -155,6 +156,7 @@ def test_hyperparameters_of_all_kinds(tmp_path: Path) -> None:
         assert rd.summary.hparams(given, metrics=["epoch_loss"])
     found = curves(tmp_path).accumulator
     assert set(found.PluginTagToContent("hparams")) >= {"_hparams_/experiment", "_hparams_/session_start_info"}
+    assert b"epoch_loss" in found.PluginTagToContent("hparams")["_hparams_/experiment"]
     told = r"hparams\['.*'\] must be a number, a bool or a str, got"
     wrong: list[tuple[Any, str]] = [
         ({"layers": [1, 2]}, told),
@@ -167,6 +169,9 @@ def test_hyperparameters_of_all_kinds(tmp_path: Path) -> None:
 def test_texts_and_tables_of_them(writer: rd.summary.SummaryWriter) -> None:
     texts: list[Any] = [["a", "b"], [["a", "b"], ["c", "d"]], "a", ("a",)]
     assert all(rd.summary.text("x", each) for each in texts)
+    writer.flush()
+    shown = [each.tensor_proto for each in curves(writer.logdir).accumulator.Tensors("x")]
+    assert [[dim.size for dim in tensor.tensor_shape.dim] for tensor in shown] == [[2], [2, 2], [], [1]]
     wrong: list[Any] = [3, [], ["a", 3], [["a"], ["b", "c"]], [[]], b"a"]
     told = "text 'x' must be a str, a list of str"
     check_refused(lambda data: rd.summary.text("x", data), [(each, told) for each in wrong])
@@ -190,6 +195,9 @@ def test_dimensions_may_be_in_any_order_and_floats_are_scaled() -> None:
     assert images_of("x", np.stack([data] * 5), 3, "NHW").images[2].shape == (2, 3, 1)
     floats = np.array([[0.0, 0.5, 1.0]], np.float32)
     assert images_of("x", floats, 1, "HW").images[0].ravel().tolist() == [0, 128, 255]
+    for channels in (1, 2, 3, 4):
+        picture = np.arange(6 * channels, dtype=np.uint8).reshape(2, 3, channels)
+        assert np.reshape(pixels(encode_png(picture)), picture.shape).tolist() == picture.tolist()
     kept = images_of("x", data, 1, "HW")
     data[:] = 7  # the step goes on with it
     assert kept.images[0].max() == 5

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
+import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -14,12 +16,14 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.summary.event_file import EventFile, open_event_file
+from raydist.summary.event_file import EventFile, first_events, open_event_file
 from raydist.summary.media import Text
 from raydist.summary.record import Record, merge, step_number
+from raydist.summary.scalars import ScalarValue
 from raydist.summary.writer import pending_summaries
 from tests.refused import check_refused
 from tests.summary.reading import curves, record_of
+from tests.waiting import wait_until
 
 
 def test_a_step_is_named_by_the_call_or_the_writer_or_is_the_global_one(tmp_path: Path) -> None:
@@ -115,33 +119,58 @@ def test_an_error_of_the_program_is_not_hidden(tmp_path: Path) -> None:
     assert curves(tmp_path).scalars("loss") == [(0, 0.5)]
 
 
+def test_an_error_of_the_program_is_not_hidden_by_one_of_a_step(tmp_path: Path) -> None:
+    steps, writer = Steps(fails=True), rd.summary.create_file_writer(tmp_path)
+    writer.follow(steps)
+    with pytest.raises(ZeroDivisionError), writer:
+        _ = 1 / 0
+
+
 class Steps:
     """Stands for the dispatched steps of a strategy."""
 
-    def __init__(self) -> None:
-        self.finished = 0
+    def __init__(self, *, fails: bool = False) -> None:
+        self.finished, self.fails = 0, fails
 
     def finish(self) -> None:
         self.finished += 1
+        if self.fails:
+            raise KeyError
 
     def until_now(self) -> Callable[[], None]:
         return self.finish
 
 
-def test_steps_are_waited_for_before_summaries_are_written(tmp_path: Path) -> None:
-    steps = Steps()
-    writer = rd.summary.create_file_writer(tmp_path, flush_millis=10**6)
+def test_steps_are_waited_for_before_summaries_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, on_disk = Steps(), list[int]()
+    monkeypatch.setattr(os, "fsync", on_disk.append)
+    writer = rd.summary.create_file_writer(tmp_path, flush_millis=10**6, filename_suffix=".v2")
     writer.follow(steps)
     with writer.as_default(step=1):
         rd.summary.scalar("loss", 0.5)
         flush = pending_summaries()
         flush()
     assert curves(tmp_path).scalars("loss") == [(1, 0.5)]
-    assert steps.finished == 1
+    assert (steps.finished, len(on_disk)) == (1, 1)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".v2"]
     writer.flush()
     writer.close()
     writer.close()
     assert steps.finished == 3
+
+
+def test_records_are_in_the_file_soon_and_when_their_writer_is_dropped(tmp_path: Path) -> None:
+    for name, flush_millis in (("soon", 10), ("dropped", 10**6)):
+        writer = rd.summary.create_file_writer(tmp_path / name, flush_millis)
+        with writer.as_default():
+            rd.summary.scalar("loss", 0.5, step=1)
+        if name == "dropped":
+            del writer
+        wait_until(functools.partial(has_records, tmp_path / name))
+
+
+def has_records(logdir: Path) -> bool:
+    return bool(curves(logdir).names("scalars"))
 
 
 def opened(logdir: Path) -> EventFile:
@@ -162,6 +191,10 @@ def test_what_was_added_is_there_after_a_flush_and_after_the_end(tmp_path: Path)
     file.close()
     assert set(threading.enumerate()) == before
     assert curves(tmp_path / "new" / "folder").scalars("loss") == [(0, 0.5), (1, 0.25)]
+
+
+def test_what_takes_the_place_of_earlier_files_may_begin_at_step_0() -> None:
+    assert [len(list(first_events(0.0, purge_step))) for purge_step in (None, 0, 5)] == [1, 2, 2]
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
@@ -240,6 +273,8 @@ def test_calls_of_one_name_step_and_kind_belong_together_by_their_order() -> Non
     assert brief(merge([[], [record_of("only here", 3.0)]])) == [("only here", 0, 3.0)]
     some = merge([[record_of("a", 1.0)], [record_of("b", 3.0), record_of("a", 2.0)]])
     assert brief(some) == [("a", 0, 1.5), ("b", 0, 3.0)]
+    nothing = Record("writer", "loss", 0, ScalarValue(float("nan"), weight=0.0), wall_time=1.0)
+    assert brief(merge([[record_of("loss", 2.0)], [nothing]])) == [("loss", 0, 2.0)]
     text = Text(("hello",))
     assert brief(merge([[record_of("x", 1.0)], [record_of("x", text)]])) == [("x", 0, 1.0), ("x", 0, text)]
 

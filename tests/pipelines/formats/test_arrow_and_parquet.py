@@ -78,6 +78,16 @@ def test_a_batch_that_would_take_all_memory(tmp_path: Path) -> None:
     assert next(rd.Dataset.from_arrow(path, max_batch_bytes=1 << 28).as_numpy_iterator()) == {"x": 0.0}
 
 
+def test_a_dictionary_that_would_take_all_memory(tmp_path: Path) -> None:
+    table = pa.table({"x": pa.DictionaryArray.from_arrays([0, 0], ["a" * (1 << 20)])})
+    with pa.ipc.new_file(tmp_path / "x", table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    file = ArrowFile(str(tmp_path / "x"), 1 << 16)
+    with pytest.raises(DataLossError, match="at most 65536 bytes, .* Raise max_batch_bytes"):
+        file.batch(0)
+    file.close()
+
+
 # A thread that lets go of a closed file 0.3 s after its reader has answered, as Arrow's may do.
 _SLOW_THREAD = """
 import io, sys, threading, time
@@ -204,6 +214,10 @@ def test_files_that_ended_the_process(tmp_path: Path) -> None:
     with pytest.raises(rd.DataLossError, match="has the type 2, but in a row group the type 1") as caught:
         rd.Dataset.from_parquet(path)
     assert caught.value.path == str(path)
+    largest = b"\x08" + (3).to_bytes(8, "little")
+    assert largest in footer
+    with pytest.raises(ValueError, match="least or largest value has 4 bytes, not 8"):
+        parse_footer(footer.replace(largest, b"\x04" + (3).to_bytes(4, "little")))
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])

@@ -39,6 +39,8 @@ def test_files_are_opened_by_path_or_uri(tmp_path: Path) -> None:
         file.write(b"12345")
     opened = open_file("memory://folder/data.bin")
     assert (opened.size, opened.file.read(10)) == (5, b"12345")
+    first, second = (open_file("memory://folder/data.bin").file for _ in range(2))  # each has a position of its own
+    assert (first.read(2), second.read(3), first.read(3)) == (b"12", b"123", b"345")
     fsspec.filesystem("memory").rm("/folder", recursive=True)
     # fsspec does not know "mock": pyarrow.fs opens it, and finds it empty.
     for missing in ("missing.bin", "file:///nowhere/x", "memory://nowhere/x", "mock:///x"):
@@ -177,6 +179,14 @@ def test_reading_goes_on_at_the_same_byte() -> None:
         file.close()
         file.close()
         assert file.closed
+
+
+def test_a_stream_begins_anew_where_it_is_to_go_back() -> None:
+    file = RemoteFile(lambda: Shaky(lambda: None, streams=True))
+    assert file.read(60) == CONTENT[:60]
+    file.seek(10)
+    assert file.read(3) == CONTENT[10:13]
+    file.close()
 
 
 def test_a_file_that_changed_between_two_attempts() -> None:

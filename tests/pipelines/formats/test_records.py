@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -98,12 +99,22 @@ def test_what_comes_before_the_end_of_a_truncated_file_is_read(tmp_path: Path, c
         assert f"{compression} data must not end in the middle" in str(error)
 
 
+def test_what_comes_before_damage_in_the_middle_is_read(tmp_path: Path) -> None:
+    for compression, bits in (("GZIP", 31), ("ZLIB", 15)):
+        deflater = zlib.compressobj(wbits=bits)
+        whole = deflater.compress(CONTENT[:3000]) + deflater.flush(zlib.Z_SYNC_FLUSH)
+        data, error = drain(open_stream(write(tmp_path, whole + b"\xff" * 50), compression))
+        assert data == CONTENT[:3000]
+        assert "data must be intact, but zlib reports 'invalid block type'" in str(error)
+
+
 def test_a_bomb_is_read_in_pieces(tmp_path: Path) -> None:
     path = write(tmp_path, gzip.compress(bytes(50 << 20)))
     stream = open_stream(path, "GZIP")
     assert len(stream.read(1000)) == 1000
     assert len(stream._ready) == 0  # type: ignore[attr-defined]  # nothing beyond what was asked for is held
     stream.close()
+    assert path not in [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
 
 
 @given(
@@ -269,6 +280,16 @@ def test_an_error_in_the_block_closes_the_file(tmp_path: Path) -> None:
     with pytest.raises(FailedPreconditionError):
         writer.flush()
     assert read_all(path) == ([b"kept"], [])
+
+
+def test_a_level_says_how_small_a_file_is(tmp_path: Path) -> None:
+    sizes = []
+    for level in (0, 9):
+        with TFRecordWriter(tmp_path / "x", TFRecordOptions("GZIP", level)) as writer:
+            writer.write(bytes(1000))
+        sizes.append((tmp_path / "x").stat().st_size)
+        assert read_all(tmp_path / "x", "GZIP") == ([bytes(1000)], [])
+    assert sizes[0] > 1000 > sizes[1]
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

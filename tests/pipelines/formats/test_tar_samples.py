@@ -4,6 +4,7 @@ import io
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,12 @@ from tests.contracts.op import collect, is_error, iterate
 LONG = "L" * 150 + "ö/" + "n" * 120
 
 
-def write_tar(path: Path, members: Sequence[tuple[str, bytes | None]], form: int = tarfile.PAX_FORMAT) -> str:
-    """Write members in order; a folder where there are no bytes."""
-    with tarfile.open(path, "w:gz" if path.name.lower().endswith("gz") else "w", format=form) as tar:
+def write_tar(
+    path: Path, members: Sequence[tuple[str, bytes | None]], form: int = tarfile.PAX_FORMAT, **pax_headers: str
+) -> str:
+    """Write members in order; a folder where there are no bytes. `pax_headers` are of the whole file."""
+    mode: Any = "w:gz" if path.name.lower().endswith("gz") else "w"
+    with tarfile.open(path, mode, format=form, pax_headers=pax_headers) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
@@ -48,7 +52,10 @@ def test_grouping_is_that_of_webdataset(tmp_path: Path) -> None:
         {"__key__": "d.x/a", "b": b"7"},
     ]
     for form, suffix in ((tarfile.PAX_FORMAT, ".tar"), (tarfile.GNU_FORMAT, ".tar.gz"), (tarfile.PAX_FORMAT, ".TGZ")):
-        assert samples(write_tar(tmp_path / f"x{suffix}", members, form)) == (expected, None), suffix
+        assert samples(write_tar(tmp_path / f"x{suffix}", members, form, comment="as git has it")) == (
+            expected,
+            None,
+        ), suffix
 
 
 def test_files_that_end_early_or_were_joined(tmp_path: Path) -> None:
@@ -95,6 +102,14 @@ def test_pax_headers_that_make_no_sense(tmp_path: Path) -> None:
         assert isinstance(error, rd.DataLossError), records
 
 
+def test_a_size_in_a_pax_header_is_the_one_that_counts(tmp_path: Path) -> None:
+    pax = tarfile.TarInfo("pax")
+    pax.type, pax.size = tarfile.XHDTYPE, 10
+    content = pax.tobuf(tarfile.USTAR_FORMAT) + b"10 size=5\n".ljust(512, b"\0") + tarfile.TarInfo("a.x").tobuf()
+    (tmp_path / "x.tar").write_bytes(content + b"12345".ljust(512, b"\0") + bytes(1024))
+    assert samples(str(tmp_path / "x.tar")) == ([{"__key__": "a", "x": b"12345"}], None)
+
+
 def test_samples_of_differing_members(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", [("a.x", b"1"), ("b.x", b"2"), ("b.y", b"3"), ("c.x", b"4")])
     found = collect(iterate(rd.Dataset.from_tar(path)))
@@ -113,6 +128,10 @@ def test_samples_of_differing_members(tmp_path: Path) -> None:
     found = collect(iterate(rd.Dataset.from_tar(doubled)))
     assert [item[0] if is_error(item) else item["x"] for item in found] == [b"1", "DataLossError", b"4"]
     assert f"'b' has two named 'x' (file {doubled!r}, byte 1024)" in found[1][1]
+    apart = write_tar(tmp_path / "z.tar", [("a.x", b"1"), ("b.x", b"2"), ("a.y", b"3"), ("c.x", b"4")])
+    found = collect(iterate(rd.Dataset.from_tar(apart)))
+    assert [item[0] if is_error(item) else item["x"] for item in found] == [b"1", b"2", "DataLossError", b"4"]
+    assert "'a' has some here and some before other samples" in found[2][1]
 
 
 def test_files_in_turn_and_by_names_of_a_dataset(tmp_path: Path) -> None:

@@ -141,7 +141,13 @@ def test_what_is_none_says_what_to_write(tmp_path: Path, saved: str) -> None:
 def test_damaged_directories(tmp_path: Path, saved: str) -> None:
     first = Path(saved) / "data-00000-of-00002.arrow"
     content = first.read_bytes()
-    for damaged in (content[:-9], content[: len(content) // 2], b"", content[:40] + b"\xff" * 60 + content[100:]):
+    for damaged in (
+        content[:-9],
+        content[:-8],
+        content[: len(content) // 2],
+        b"",
+        content[:40] + b"\xff" * 60 + content[100:],
+    ):
         first.write_bytes(damaged)
         with pytest.raises(rd.DataLossError, match="data-00000-of-00002.arrow"):
             rd.Dataset.from_huggingface(saved)

@@ -84,6 +84,8 @@ def test_data_loss_carries_file_and_offset(tmp_path: Path) -> None:
         next(iter(rd.TFRecordDataset(plain, "ZLIB")))
     with pytest.raises(rd.DataLossError, match="try compression_type='GZIP'"):
         next(iter(rd.TFRecordDataset(packed)))
+    with pytest.raises(rd.DataLossError, match="this one looks compressed .*: try compression_type='GZIP'"):
+        next(iter(rd.TextLineDataset(packed)))
 
 
 @pytest.mark.parametrize("reads", [None, 2])
@@ -140,6 +142,8 @@ def test_fixed_records(tmp_path: Path) -> None:
     path.write_bytes(b"ab")
     with pytest.raises(rd.DataLossError, match="must reach byte 3"):
         next(iter(rd.FixedLengthRecordDataset(path, 2, header_bytes=3)))
+    with pytest.raises(rd.DataLossError, match="a footer of 3, but 2 bytes are left"):
+        next(iter(rd.FixedLengthRecordDataset(path, 2, footer_bytes=3)))
     for sizes, message in (
         ((0, 0, 0), "record_bytes must be >= 1, got 0"),
         ((1, -1, 0), "header_bytes and footer_bytes must be >= 0, got -1 and 0"),
