@@ -32,17 +32,17 @@ TwoReplicas = rd.MirroredStrategy | rd.CentralStorageStrategy
 
 @pytest.fixture
 def strategy(ray_cluster: None, request: pytest.FixtureRequest) -> Iterator[TwoReplicas]:
-    """A strategy of its own, for tests that break it; a mirrored one where they name no class."""
-    make = getattr(request, "param", rd.MirroredStrategy)
+    """A strategy of its own, for tests that break it; a mirrored one of two where they name none."""
+    make, number = getattr(request, "param", (rd.MirroredStrategy, 2))
     limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
     never = rd.FailureOptions(recover=False)
-    made: TwoReplicas = make(2, resources_per_replica={"CPU": 0.01}, timeouts=limits, failure_options=never)
+    made: TwoReplicas = make(number, resources_per_replica={"CPU": 0.01}, timeouts=limits, failure_options=never)
     yield made
     made._abort(fetch=False)
 
 
 def pids(strategy: TwoReplicas) -> tuple[int, ...]:
-    return tuple(strategy.run(lambda: os.getpid()).values)
+    return strategy.local_results(strategy.run(os.getpid))
 
 
 def train(strategy: TwoReplicas, step: Callable[..., Any], x: Any) -> None:
@@ -52,7 +52,8 @@ def train(strategy: TwoReplicas, step: Callable[..., Any], x: Any) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "victim"),
-    [(rd.MirroredStrategy, 1), pytest.param(rd.CentralStorageStrategy, 0, marks=LONG)],
+    [((rd.MirroredStrategy, 2), 1), pytest.param((rd.CentralStorageStrategy, 2), 0, marks=LONG)],
+    ids=["mirrored", "central"],
     indirect=["strategy"],
 )
 def test_a_killed_replica_is_named(strategy: TwoReplicas, victim: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +102,8 @@ def test_a_stopped_replica_is_an_error_after_the_limit(strategy: TwoReplicas) ->
 
 @pytest.mark.parametrize(
     ("strategy", "busy"),
-    [(rd.MirroredStrategy, True), pytest.param(rd.CentralStorageStrategy, False, marks=LONG)],
+    [((rd.MirroredStrategy, 1), True), pytest.param((rd.CentralStorageStrategy, 2), False, marks=LONG)],
+    ids=["mirrored", "central"],
     indirect=["strategy"],
 )
 def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: TwoReplicas, busy: bool) -> None:
@@ -111,13 +113,13 @@ def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: TwoRep
     with strategy.scope():
         model = nn.Linear(1, 1)
     strategy.run(lambda: model(torch.ones(1, 1)).sum())
-    target = pids(strategy)[1]
+    target = pids(strategy)[-1]
     os.kill(target, signal.SIGSTOP)
     start = time.monotonic()
     try:
         if busy:
             strategy.run(step)
-            with pytest.raises(rd.DeadlineExceededError, match=r"replica 1 of \w+Strategy-.* did not even say"):
+            with pytest.raises(rd.DeadlineExceededError, match=r"replica 0 of \w+Strategy-.* did not even say"):
                 strategy.close()
         else:
             strategy.close()
@@ -258,6 +260,7 @@ PROGRAM = """
 import os, signal, time
 import ray, torch
 import raydist as rd
+from raydist.strategies.hosted import WhenDropped
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which what a shell starts in the background ignores
 
@@ -267,13 +270,18 @@ def step(x):
     loss.backward()
     return loss
 
-strategy = rd.MirroredStrategy(2, failure_options=rd.FailureOptions(recover=False))
+class Owner:
+    pass
+
+owner = Owner()
+WhenDropped(owner).add(lambda: print("closed", flush=True))
+strategy = rd.MirroredStrategy(1)
 with strategy:
     with strategy.scope():
         model = torch.nn.Linear(1, 1)
     dataset = rd.Dataset.range(10**6).map(lambda x: torch.ones(1)).batch(4)
     print("session", ray._private.worker.global_worker.node.get_session_dir_path(), flush=True)
-    pids = strategy.run(lambda: os.getpid()).values
+    pids = strategy.local_results(strategy.run(os.getpid))
     for number, batch in enumerate(strategy.distribute_dataset(dataset)):
         strategy.run(step, args=(batch,))
         if number == 3:
@@ -320,6 +328,7 @@ def test_nothing_is_left_of_a_program_that_is_ended(number: signal.Signals) -> N
             raise program.hangs() from None
         output = program.printed()
     assert status == -number or (status == 1 and number == signal.SIGINT), output
+    assert output.count("closed") == (number == signal.SIGINT), "it closes what it held till then"
     end = time.monotonic() + 10
     while left_over(session, replicas) and time.monotonic() < end:
         time.sleep(0.2)

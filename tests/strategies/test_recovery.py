@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import raydist as rd
 from raydist.actors.supervision import kill_actors
+from tests.conftest import live_actors
 
 pytestmark = pytest.mark.ray
 
@@ -175,17 +176,27 @@ PROGRAMS = {
 
 
 @pytest.mark.timeout(300)
+def test_killed_replicas_lose_nothing(two: rd.MirroredStrategy, shared_actors: set[str], tmp_path: Path) -> None:
+    check_nothing_is_lost(two, tmp_path, "two updates")
+    shared_actors.update(live_actors())  # those that took their place are the strategy's from now on
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("strategy", "name"),
     [
-        pytest.param(rd.MirroredStrategy, "convolutions", marks=pytest.mark.long),
-        pytest.param(rd.MirroredStrategy, "accumulation", marks=pytest.mark.long),
-        (rd.MirroredStrategy, "two updates"),
-        pytest.param(rd.MultiWorkerMirroredStrategy, "convolutions", marks=pytest.mark.long),
+        (rd.MirroredStrategy, "convolutions"),
+        (rd.MirroredStrategy, "accumulation"),
+        (rd.MultiWorkerMirroredStrategy, "convolutions"),
     ],
     indirect=["strategy"],
 )
-def test_killed_replicas_lose_nothing(strategy: Two, tmp_path: Path, name: str) -> None:
+def test_replicas_of_other_programs_lose_nothing(strategy: Two, tmp_path: Path, name: str) -> None:
+    check_nothing_is_lost(strategy, tmp_path, name)
+
+
+def check_nothing_is_lost(strategy: Two, tmp_path: Path, name: str) -> None:
     make, kills = PROGRAMS[name]
     undisturbed = train(strategy, make, (), tmp_path / "undisturbed")
     disturbed = train(strategy, make, [Kill(*kill) for kill in kills], tmp_path / "disturbed")
