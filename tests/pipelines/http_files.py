@@ -17,14 +17,7 @@ Failure = Literal["drop", "short"] | int
 
 @final
 class FileServer:
-    """Files by name, and how the next requests for their contents fail.
-
-    Attributes:
-        files: Contents by name; may be changed at any time.
-        failures: One for each coming request for content, first to last.
-        requests: Requests for content so far.
-        ranges: Whether the server understands requests for a range of bytes, and tells sizes.
-    """
+    """Files by name, and how the next requests for their contents fail."""
 
     def __init__(self, *, ranges: bool) -> None:
         self.files: dict[str, bytes] = {}

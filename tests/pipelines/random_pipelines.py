@@ -393,13 +393,7 @@ STEPS: tuple[tuple[tuple[str, ...], Step], ...] = (
 
 @st.composite
 def pipelines(draw: Draw, max_steps: int = 5, kind: str | None = None) -> Pipeline:
-    """Pipelines of a source and up to `max_steps` operations (some of which come in pairs).
-
-    Args:
-        draw: Given by hypothesis.
-        max_steps: The most operations.
-        kind: What elements must be; None for anything. A pipeline that ends otherwise is replaced by a plain one.
-    """
+    """Pipelines of a source and up to `max_steps` operations (some of which come in pairs)."""
     pipeline: Pipeline = draw(st.sampled_from(SOURCES))(draw)
     for _ in range(draw(st.integers(0, max_steps))):
         steps = [step for kinds, step in STEPS if pipeline.kind in kinds]

@@ -50,11 +50,7 @@ class InStore(StoredColumn):
 
 @final
 class StoringExecutor(Executor):
-    """Runs stages in `submit`, on blocks that were pickled, and stores all columns of tensors and text.
-
-    Attributes:
-        num_fetched: Blocks with row ids that stages were given.
-    """
+    """Runs stages in `submit`, on blocks that were pickled, and stores all columns of tensors and text."""
 
     place = "actors"
     stores_results = True

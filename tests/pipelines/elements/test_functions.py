@@ -98,24 +98,6 @@ def test_modules_receive_tensors_as_they_are() -> None:
     )
 
 
-def all_but_two(x: Any) -> Any:
-    return torch.neg(x) if x == -2 else x
-
-
-@pytest.mark.ray
-def test_modules_on_input_workers(ray_cluster: object) -> None:
-    layer = torch.nn.Linear(1, 1)
-    layer.load_state_dict({"weight": torch.tensor([[2.0]]), "bias": torch.tensor([0.0])})
-    rows = torch.arange(4.0).reshape(4, 1)
-    mapped = Dataset.from_tensor_slices(rows).map(layer).map(with_tensors(torch.neg)).map(all_but_two)
-    iterator = iter(mapped.with_options(rd.Options(num_input_workers=1)))
-    assert float(next(iterator)) == 0
-    with pytest.raises(TypeError) as raised:
-        next(iterator)
-    assert any("rd.with_tensors" in note for note in raised.value.__notes__)
-    assert [float(x) for x in iterator] == [-4, -6]
-
-
 def test_a_module_and_a_wrapped_function_may_ask_for_rng() -> None:
     noisy = Noisy()
     assert wants_rng(noisy)
@@ -229,13 +211,3 @@ def test_a_stream_is_the_same_in_any_pieces_and_another_for_another_key() -> Non
     assert len({tuple(key.words(0, 4).tolist()) for key in (KEY, *others)}) == 4
     assert trim_epoch((0, 0, 2)) == (2,)  # the first pass of a repeat is the epoch itself
     assert RandomKey(1, "a", (0, 1)).words(0, 3).tolist() == RandomKey(1, "a", (1,)).words(0, 3).tolist()
-
-
-def test_kept_generators_stay_those_of_their_elements_and_integers_are_even() -> None:
-    numbered = KEY.generators(0)
-    kept = [next(numbered) for _ in range(4)]
-    next(numbered)
-    assert [one.random() for one in kept] == [KEY.generator(index).random() for index in range(4)]
-    counts = np.bincount(KEY.integers(0, 6000, 6), minlength=6)
-    assert len(counts) == 6
-    assert counts.min() > 850

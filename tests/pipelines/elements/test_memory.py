@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.dataset import Dataset
-from raydist.pipelines.elements import recycled_memory
-from raydist.pipelines.elements.function_results import ReusedResults, large_blocks
-from raydist.pipelines.elements.functions import RowCalls
+from raydist.pipelines.elements.function_results import large_blocks
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.rows import block_of_rows
 from tests.contracts.op import collect, iterate
@@ -127,30 +124,6 @@ def test_elements_are_what_was_returned() -> None:
             np.testing.assert_equal(made, expected, err_msg=f"{name} {num_rows}")
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from([None, 0, 1, 3]))
-def test_in_whatever_blocks_and_where_a_call_fails(sizes: list[int], failing: int | None) -> None:
-    """An error in the first two calls delays the check to the next block; the function then returns fresh memory."""
-    held = np.zeros(2)
-
-    def fn(i: int) -> Any:
-        if i == failing:
-            raise ValueError
-        target = held if failing is None else np.zeros(2)
-        target[:] = i
-        return target
-
-    reused, at = ReusedResults(), 0
-    found: list[Any] = []
-    for size in sizes:
-        calls = RowCalls(fn, block_of_rows(list(range(at, at + size))), at)
-        results, failed = reused.begin(calls, size)
-        more, more_failed = calls.take(size - len(results))
-        wrong = {*failed, *(len(results) + row for row in more_failed)}
-        found += [None if row in wrong else float(each[0]) for row, each in enumerate(results + more)]
-        at += size
-    assert found == [None if i == failing else i for i in range(at)]
-
-
 LARGE = 1 << 18  # float64: 2 MiB
 MOST = 1 << 30
 
@@ -190,19 +163,6 @@ def test_rows_are_taken_as_numpy_takes_them() -> None:
     memory = RecycledMemory(MOST)
     first = address(memory.take(column, np.array([0, 1])))
     assert address(memory.take(column, np.array([2, 3]))) == first
-
-
-def test_few_are_kept_and_none_after_their_owner() -> None:
-    memory = RecycledMemory(MOST)
-    held = [memory.copy(rows(float(k))) for k in range(6)]
-    assert [array[0, 0] for array in held] == [0, 1, 2, 3, 4, 5]
-    held.clear()
-    assert len(memory._idle) == recycled_memory._MAX_IDLE
-    last = memory.copy(rows(8.0))
-    gone = weakref.ref(memory)
-    del memory
-    assert gone() is None
-    assert last[1, 3] == 8.0
 
 
 @given(st.lists(st.tuples(st.sampled_from(["copy", "view", "drop"]), st.integers(0, 7)), max_size=30))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydist.core.machine import free_in_containers, free_memory, num_cores
-from raydist.options import AutotuneOptions
+from raydist.core.machine import free_in_containers
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.block_size import BlockSize, BufferSize
-from raydist.pipelines.engine.budget import Budget, Budgets
+from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.request_size import RequestSize
 from tests.pipelines.threads import in_threads
 
@@ -137,15 +135,6 @@ def test_no_more_is_granted_than_there_is() -> None:
     shared, taken = Budget(1000), list[int]()
     in_threads(4, lambda: taken.append(sum(shared.take(1) for _ in range(500))))
     assert sum(taken) == 1000
-
-
-def test_defaults_are_the_cores_and_half_of_the_free_memory() -> None:
-    budgets = Budgets(AutotuneOptions())
-    assert budgets.threads.limit == float("inf")
-    assert budgets.tuned_threads == num_cores()
-    free = free_memory()
-    assert free is None or 1 << 30 <= free <= max(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    assert 0.3 * (free or float("inf")) < budgets.ram.limit < 0.7 * (free or float("inf")) or free is None
 
 
 def test_cached_files_of_a_container_are_free(tmp_path: Path) -> None:

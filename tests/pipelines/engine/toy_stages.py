@@ -50,13 +50,7 @@ def divide(x: int) -> int:
 
 @final
 class ToyPool(Executor):
-    """An executor that works when a result is requested, says at random what is done, and counts blocks in flight.
-
-    Args:
-        window: The most blocks in flight.
-        seed: Of what is done.
-        lose: So many results are lost with their workers.
-    """
+    """An executor that works when a result is requested, says at random what is done, and counts blocks in flight."""
 
     def __init__(self, window: int, seed: int = 0, lose: int = 0) -> None:
         self.window = self.num_workers = window

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import pickle
@@ -20,9 +19,8 @@ from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidA
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.stored import write
-from raydist.pipelines.stored.cached_epoch import CachedEpochSettings, Recorder
 from raydist.pipelines.stored.containers import ChunkWriter
-from tests.contracts.op import check_op, collect, iterate, same
+from tests.contracts.op import collect, iterate, same
 from tests.pipelines.tables import recorder
 
 
@@ -271,19 +269,6 @@ def test_a_second_iterator_passes_by_while_the_first_writes(tmp_path: Path) -> N
     assert len(calls) == 12
 
 
-def test_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "_CHUNK_ROWS", 3)
-    number = itertools.count()
-
-    def noisy(path: Path) -> Dataset:
-        source = Dataset.range(5).shuffle(4).map(lambda x, *, rng: (x, str(rng.random())))
-        return source.snapshot(path, shard_func=lambda x, text: x % 3, reader_func=alternately)
-
-    check_op(lambda: noisy(tmp_path / str(next(number))).repeat(2))  # a state is loaded where nothing is there yet
-    collect(iterate(noisy(tmp_path / "x")))
-    check_op(lambda: noisy(tmp_path / "x").repeat(2))
-
-
 def test_an_error_ends_a_pass_in_shards(tmp_path: Path) -> None:
     dataset = Dataset.range(3).map(lambda x: 6 // int(x - 1)).snapshot(tmp_path, shard_func=lambda x: x % 2)
     assert [item[0] for item in collect(iterate(dataset))] == ["ZeroDivisionError"]
@@ -308,22 +293,3 @@ def test_bad_functions_and_arguments(tmp_path: Path) -> None:
         snapshots(tmp_path, compression="auto")
     with pytest.raises(InvalidArgumentError, match="shard_func must be a function or None, got 3"):
         snapshots(tmp_path, shard_func=3)
-
-
-def test_shards_that_another_writer_finishes_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = snapshots(tmp_path, shard_func=is_odd)
-    second, calls = snapshots(tmp_path, shard_func=is_odd)
-    begin = CachedEpochSettings.recorder
-
-    def begin_after_the_first(settings: CachedEpochSettings) -> Recorder:
-        monkeypatch.setattr(CachedEpochSettings, "recorder", begin)
-        list(first)
-        return begin(settings)
-
-    monkeypatch.setattr(CachedEpochSettings, "recorder", begin_after_the_first)
-    assert [int(x) for x in second] == [0, 2, 4, 1, 3, 5]
-    assert calls == []
-
-
-def is_odd(x: Any) -> int:
-    return int(x % 2)

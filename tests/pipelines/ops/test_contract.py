@@ -87,7 +87,6 @@ SIZES: list[tuple[Callable[[Dataset], Dataset], tuple[int | str, int | str, int 
     (lambda ds: ds.batch(2, drop_remainder=True), (2, "infinite", "unknown")),
     (lambda ds: ds.padded_batch(2), (3, "infinite", "unknown")),
     (lambda ds: ds.batch(2).rebatch(2), ("unknown", "unknown", "unknown")),
-    (lambda ds: ds.batch(2).unbatch(), ("unknown", "unknown", "unknown")),
     (lambda ds: ds.scan(0, running), (5, "infinite", "unknown")),
     (lambda ds: ds.window(2), (3, "infinite", "unknown")),
     (lambda ds: ds.shuffle(3), (5, "infinite", "unknown")),

@@ -140,18 +140,6 @@ def test_num_parallel_calls_runs_at_the_same_time() -> None:
     assert numbers(in_order) == [True] * 3
 
 
-def test_random_numbers_depend_on_seed_operation_epoch_and_index_alone() -> None:
-    def draw(x: int, *, rng: np.random.Generator) -> float:
-        return float(rng.random())
-
-    dataset = Dataset.range(6).map(draw).with_options(Options(seed=1))
-    first, second = numbers(dataset), numbers(dataset)
-    assert len({*first, *second}) == 12
-    assert numbers(Dataset.range(6).map(draw).with_options(Options(seed=1)).batch(3).unbatch()) == first
-    assert numbers(Dataset.range(6).map(draw).map(draw).with_options(Options(seed=1))) != first
-    assert numbers(Dataset.range(6).map(draw, seed=7)) == numbers(Dataset.range(6).map(draw, seed=7))
-
-
 def test_ragged_rows_are_copies_of_what_a_function_returns() -> None:
     kept = [np.arange(n) for n in range(1, 6)]
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from raydist import Dataset, Options
+from raydist import Dataset
 from raydist.pipelines.metering.meter import Reading
 from raydist.pipelines.metering.stats import PipelineStats, summarise
 from raydist.pipelines.run.profile import draw, render_page
@@ -101,18 +101,6 @@ def test_arguments_are_checked_before_anything_runs(tmp_path: Path) -> None:
     ]
     check_refused(call, cases)
     assert dataset.stats().stages == ()
-
-
-@pytest.mark.ray
-def test_input_workers_have_rows_of_their_own(ray_cluster: object, tmp_path: Path) -> None:
-    dataset = Dataset.range(200).map(lambda x: x + 1).batch(10).with_options(Options(num_input_workers=1))
-    profile = dataset.profile(0.2, tmp_path / "p.html")
-    mapped = next(stage for stage in profile.stats.stages if stage.name == "map-1")
-    assert (mapped.place, mapped.parallelism) == ("actors", 1)
-    assert mapped.busy > 0.0
-    workers = [stages for name, stages in rows_of(profile.trace_path).items() if "worker" in name]
-    assert workers
-    assert all(stages == {"map-1"} for stages in workers)
 
 
 READINGS = (

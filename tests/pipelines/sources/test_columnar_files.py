@@ -217,14 +217,3 @@ def test_the_state_of_a_wide_table_is_small(tmp_path: Path) -> None:
     next(iterator)
     assert len(json.dumps(iterator.state_dict())) < 5000
     iterator.close()
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-def test_input_workers_read_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columnar_files, "_SPLIT_BYTES", 200)
-    paths = [write(tmp_path / name, table(0, 100), 10) for name in "ab"]
-    dataset = rd.Dataset.from_parquet(paths, filters=[("x", ">=", 50)]).with_options(rd.Options(num_input_workers=2))
-    iterator = dataset.as_numpy_iterator()
-    assert [int(row["x"]) for row in iterator] == [*range(50, 100)] * 2
-    iterator.close()

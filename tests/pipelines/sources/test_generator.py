@@ -249,19 +249,3 @@ def test_an_empty_stream_needs_a_signature() -> None:
     assert rd.Dataset.from_torch(Stream(0), signature).element_spec == signature
     with pytest.raises(rd.SpecError, match=r"from_torch needs a dataset with __getitem__.*got 3 \(int\)"):
         rd.Dataset.from_torch(3)
-
-
-class Growing(IterableDataset[Any]):
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __iter__(self) -> Iterator[Any]:
-        for length in range(self.size):
-            yield torch.zeros(2, length), f"n{length}"
-
-
-def test_samples_may_differ_in_shape() -> None:
-    dataset = rd.Dataset.from_torch(Growing(6))
-    assert dataset.element_spec == (rd.TensorSpec((2, None), "float32"), rd.TensorSpec((), str))
-    assert [tuple(x.shape) for x, _ in dataset] == [(2, length) for length in range(6)]
-    assert [list(text) for _, text in dataset.padded_batch(4)] == [["n0", "n1", "n2", "n3"], ["n4", "n5"]]

@@ -177,14 +177,3 @@ def test_offsets_are_checked_before_a_row_is_read(tmp_path: Path) -> None:
     found = collect(iterate(rd.Dataset.from_huggingface(path)))
     assert [item[0] for item in found] == ["DataLossError"] * 3
     assert "record batch 0" in found[0][1]
-
-
-def test_files_that_shrink(saved: str) -> None:
-    dataset = rd.Dataset.from_huggingface(saved)
-    assert int(next(iter(dataset))["id"]) == 0
-    last = Path(saved) / "data-00001-of-00002.arrow"
-    last.write_bytes(last.read_bytes()[:100])
-    found = collect(iterate(rd.Dataset.from_huggingface(_dataset())))
-    assert len(found) == ROWS
-    with pytest.raises(rd.DataLossError, match="data-00001"):
-        list(dataset)

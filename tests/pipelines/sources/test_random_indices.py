@@ -40,16 +40,6 @@ def test_every_number_is_as_likely_at_the_first_place_and_neighbours_are_torn_ap
     assert abs(np.corrcoef(numbers, np.arange(10_000))[0, 1]) < 0.05
 
 
-def test_seeds_and_epochs() -> None:
-    shuffled = Dataset.range(50).global_shuffle(seed=1)
-    first, second = order(shuffled), order(shuffled)
-    assert first != second
-    assert order(Dataset.range(50).global_shuffle(seed=1)) == first
-    frozen = Dataset.range(50).global_shuffle(reshuffle_each_iteration=False)
-    assert order(frozen) == order(frozen)
-    assert order(shuffled.repeat(2))[:50] != order(shuffled.repeat(2))[50:]
-
-
 def test_the_source_must_have_indices() -> None:
     filtered = Dataset.range(5).filter(lambda x: x > 1)
     with pytest.raises(FailedPreconditionError, match="read by their index, got filter"):

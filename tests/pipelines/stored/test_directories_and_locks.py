@@ -7,13 +7,11 @@ import fcntl
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
 from raydist.core.failpoints import installed
@@ -124,47 +122,6 @@ def test_credentials_are_never_shown() -> None:
     for text in (str(raised.value), repr(directory), directory.shown, shown_uri(uri)):
         assert "hidden" not in text
         assert "secret" not in text
-
-
-class FlakyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Fails whenever it is told to, and shows URIs with all that they hold."""
-
-    protocol = "flaky"
-    store: dict[str, object] = {}
-    pseudo_dirs = [""]
-    failures: list[Exception] = []
-    cachable = False
-
-    def _open(self, path: str, *args: object, **kwargs: object) -> object:
-        if self.failures:
-            raise self.failures.pop()
-        return super()._open(path, *args, **kwargs)
-
-
-@pytest.fixture
-def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Exception]]:
-    monkeypatch.setattr("raydist.pipelines.formats.remote_file._FIRST_WAIT_S", 0.0)
-    fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
-    yield FlakyFileSystem.failures
-    FlakyFileSystem.failures.clear()
-
-
-def test_what_fails_for_a_moment_is_tried_again(flaky: list[Exception]) -> None:
-    directory = directory_files("flaky://bucket/x")
-    directory.make()
-    flaky += [ConnectionResetError("once"), TimeoutError("twice")]
-    directory.write("a", putting(b"123"))
-    assert content_of(directory, "a") == b"123"
-
-
-def test_what_a_server_says_does_not_show_credentials(flaky: list[Exception]) -> None:
-    directory = directory_files("flaky://key:hidden@bucket/x")
-    directory.make()
-    flaky += [ConnectionResetError("flaky://key:hidden@bucket/x") for _ in range(6)]
-    with pytest.raises(FailedPreconditionError) as raised:
-        directory.write("a", putting(b"123"))
-    assert raised.value.__cause__ is None  # it shows what the server says
-    assert "hidden" not in f"{raised.value} {getattr(raised.value, '__notes__', ())}"
 
 
 def test_one_is_inside_and_nothing_stays_there(tmp_path: Path) -> None:
