@@ -11,8 +11,6 @@ import pytest
 import ray
 
 import raydist as rd
-from raydist.actors.reservations import guard_reservation
-from raydist.cluster.nodes import place, release
 from tests.conftest import live_actors
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(120)]
@@ -79,9 +77,3 @@ def test_nothing_is_left_of_a_strategy_when_its_actor_or_task_dies(kind: str) ->
     while (reservations() - before or live_actors() - actors) and time.monotonic() < end:
         time.sleep(0.2)
     assert (reservations() - before, live_actors() - actors) == (set(), set())
-
-
-def test_a_driver_needs_no_guard() -> None:
-    group = place([{"CPU": 0.01}], strategy="STRICT_PACK", timeout_s=20)
-    assert guard_reservation(group) is None
-    release(group)

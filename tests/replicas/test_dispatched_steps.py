@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import gc
-import math
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.actors.class_tracking import cloudpickle
 from raydist.core.errors import CancelledError
 from raydist.core.fork_guard import OwningProcess
 from raydist.core.values import Part, PerReplica
@@ -226,27 +223,3 @@ def test_groups_are_short_in_time_and_small_in_results() -> None:
         policy.learn(b"f", seconds=seconds, num_bytes=8)
         assert policy.window([b"f"]) == steps, "what waits for long steps waits for few"
         assert policy.window([b"f", b"new"]) <= max(min(steps, 8), 3)
-
-
-@given(st.lists(st.tuples(st.binary(max_size=2), st.floats(0, 10), st.integers(0, 10**7)), max_size=400))
-def test_a_window_holds_three_groups_and_functions_are_forgotten(known: list[tuple[bytes, float, int]]) -> None:
-    policy = BatchingPolicy()
-    for key, seconds, num_bytes in known:
-        policy.learn(key, seconds=seconds, num_bytes=num_bytes)
-        assert 1 <= policy.group_size([key]) <= 16
-        in_a_second = min(8, math.ceil(1 / max(seconds, 0.01))) if key else 8
-        assert policy.window([key]) >= max(in_a_second, 3, 2 * policy.group_size([key]))
-    keys = [bytes([number % 256, number // 256]) for number in range(1000)]
-    for key in keys:
-        policy.learn(key, seconds=1e-3, num_bytes=8)
-    assert sum(policy.group_size([key]) > 1 for key in keys) == 256
-
-
-def test_the_answer_of_a_group_of_small_results_comes_with_the_call() -> None:
-    """Ray returns up to 100 KB inline; larger answers go to the object store."""
-    for num_values in (1, 100, 1_000, 3_000, 7_000):
-        result = pack_result({"loss": torch.tensor(0.5), "row": torch.rand(num_values)}, absent=False, rows=4)
-        policy = BatchingPolicy()
-        policy.learn(b"f", seconds=1e-4, num_bytes=result.num_bytes)
-        answer = GroupResult((result,) * policy.group_size([b"f"]), 0.1)
-        assert len(cloudpickle.dumps(answer)) < 100_000, num_values

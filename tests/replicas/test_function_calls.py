@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +25,7 @@ from raydist.mirroring.replica import MirrorReplica
 from raydist.options import InputOptions
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.function_calls import FunctionCalls, ReplicaView
+from raydist.replicas.own_state import HostGenerators, PackedTensors, restore_generators
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_summaries import StepSummaries
@@ -51,19 +54,6 @@ class Alone:
     def call(self, fn: Callable[..., Any], *args: Any, **header: Any) -> StepResult:
         said = StepHeader(0, 0, StepPayload(), **header)
         return self.calls.pack(self.calls.call(said, self.peers, fn, args, {}), said, self.peers)
-
-
-def test_mirrored_modules_are_guarded_meanwhile_and_no_longer() -> None:
-    alone, found = Alone(), []
-
-    def step(number: int) -> None:
-        found.append(alone.mirror.guard().is_on)
-        assert 1 // number
-
-    alone.call(step, 1)
-    with pytest.raises(ZeroDivisionError):
-        alone.call(step, 0)
-    assert (found, alone.mirror.guard().is_on, rd.has_strategy()) == ([True, True], False, False)
 
 
 def test_what_was_recorded_goes_with_the_result_of_its_step(tmp_path: Any) -> None:
@@ -119,3 +109,42 @@ def test_what_a_writer_has_to_say_is_said_where_steps_are_dispatched(tmp_path: P
             summaries.take_records([[Record(writer.key, "loss", 3, ScalarValue(1.0, 1.0), wall_time=1.0)]])
         with pytest.warns(UserWarning, match="'loss' was recorded 10 times at step 3"):
             summaries.order()
+
+
+# --- the state that only one replica has ------------------------------------------------------------------------------
+
+
+def draws() -> list[float]:
+    return [float(torch.rand(())), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()]
+
+
+def test_generators_go_back_to_every_state_that_was_packed() -> None:
+    generators, states, seen = HostGenerators(), [], []
+    for number in range(40):
+        states.append(generators.pack())
+        assert generators.pack() == states[-1]
+        seen.append(draws()[: 1 + number % 5])
+        if number % 9 == 0:
+            random.seed(number)
+            np.random.seed(number)
+        if number % 3 == 0:
+            np.random.randn()  # leaves a second number behind, which changes nothing else
+    for number in (39, 3, 20, 0):
+        restore_generators(states[number])
+        assert draws()[: 1 + number % 5] == seen[number]
+
+
+def test_tensors_of_every_kind_are_unpacked_as_they_were() -> None:
+    tensors = {
+        1: torch.arange(10.0).reshape(5, 2)[:1, 1],  # contiguous, with a stride of 2
+        2: torch.arange(6).reshape(2, 3).t(),
+        3: torch.tensor(True),
+        4: torch.zeros(0, 3, dtype=torch.bfloat16),
+        5: torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        6: torch.eye(3).to_sparse(),
+    }
+    found = PackedTensors.of(tensors).unpack()
+    assert found.keys() == tensors.keys()
+    for handle, tensor in tensors.items():
+        assert found[handle].dtype == tensor.dtype
+        assert torch.equal(found[handle].to_dense(), tensor.to_dense())

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from raydist.actors.class_tracking import cloudpickle
+from raydist.actors.portable_errors import PortableError
 from raydist.actors.supervision import root_cause
 from raydist.actors.version_check import Software, installed_software
+from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.core.errors import CancelledError, FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
 from raydist.options import Timeouts
-from raydist.replicas.dispatched_steps import DispatchedSteps
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.results import StepOutcome, pack_result
+from raydist.replicas.rules import StrategyHooks
+from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
-from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
+from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, StepMessage, address_steps
+from tests.collectives.local_group import LocalGroup, LocalHub
 
 
 class Actors:
@@ -134,18 +141,6 @@ def test_an_interrupt_while_steps_are_sent_ends_them_on_the_replicas_that_have_t
     assert values(group.steps.dispatch(planned(1))) == [1, 1]
 
 
-def test_a_rebuild_tells_of_a_failure_before_it_forgets_it(group: ReplicaGroup, actors: Actors) -> None:
-    learn(group.steps)
-    actors.ready = False
-    actors.failing = (5, 0)
-    outcomes = [group.steps.dispatch(planned(step)) for step in range(1, 12)]
-    values(outcomes[3])
-    with pytest.raises(ValueError, match="step 5"):
-        group.rebuild()
-    group.rebuild()
-    assert not group.steps.failed
-
-
 def test_an_abort_names_the_generation_that_it_is_meant_for(group: ReplicaGroup, actors: Actors) -> None:
     actors.failing = (0, 0)
     with pytest.raises(ValueError, match="step 0"):
@@ -158,6 +153,112 @@ def test_an_abort_names_the_generation_that_it_is_meant_for(group: ReplicaGroup,
     assert actors.aborted == [0, 1]
 
 
-def learn(steps: DispatchedSteps) -> None:
-    """Let it know that steps are short."""
-    values(steps.dispatch(planned(0)))
+# --- the runner of a replica ------------------------------------------------------------------------------------------
+
+SETUP = ReplicaSetup("alone", 0, 1, "cpu", ("cpu",), torch.get_num_threads(), 10.0, 1 << 20, host="node here")
+
+
+class Alone:
+    """Joins groups of one rank, and keeps them."""
+
+    def __init__(self) -> None:
+        self.hub = LocalHub()
+        self.joined: list[LocalGroup] = []
+
+    def __call__(self, membership: Membership, **terms: Any) -> Communicator:
+        self.joined.append(LocalGroup(self.hub, membership, 10.0).start())
+        return self.joined[-1]
+
+    def works(self) -> bool:
+        """Return True if every group of the latest generation can still be used."""
+        try:
+            for group in self.joined:
+                if group.membership.generation == self.joined[-1].membership.generation:
+                    group.barrier()
+        except Exception:  # what an aborted group raises
+            return False
+        return True
+
+
+def generation(number: int) -> Membership:
+    return Membership("alone", number, 0, 1)
+
+
+def steps(*numbers: int, of: int) -> Any:
+    return address_steps([PlannedStep(StepHeader(number, of, StepPayload())) for number in numbers], [SentObjects()])[
+        0
+    ][0]
+
+
+def test_an_abort_that_comes_late_leaves_the_next_generation_alone() -> None:
+    groups = Alone()
+    runner = ReplicaRunner(SETUP, groups)
+    runner.join(generation(0))
+    runner.join(generation(1))
+    runner.abort(0)
+    assert groups.works()
+    runner.abort(1)
+    assert not groups.works()
+
+
+def test_steps_behind_one_that_fails_are_refused_and_those_before_it_told() -> None:
+    runner = ReplicaRunner(SETUP, Alone())
+    runner.join(generation(0))
+    result = runner.steps(steps(3, 4, of=0), [])  # there is no function in the payload
+    assert result.results == ()
+    assert result.error is not None
+    assert "In step 3 on replica 0 (cpu) of node here." in result.error.__notes__
+
+
+def looks(number: int, of: int) -> Any:
+    payload = StepPayload(function=cloudpickle.dumps(len), arguments=cloudpickle.dumps((("text",), {})))
+    step = PlannedStep(StepHeader(number, of, payload, looks_only=True))
+    return address_steps([step], [SentObjects()])[0][0]
+
+
+def told(runner: ReplicaRunner, step: int) -> str:
+    found = runner.shard_of(step, "token")
+    assert isinstance(found, PortableError)
+    return repr(found.restore())
+
+
+def test_a_save_behind_a_failed_step_has_its_error_also_in_the_next_generation() -> None:
+    runner = ReplicaRunner(SETUP, Alone())
+    runner.join(generation(0))
+    failed = runner.steps(steps(3, of=0), []).error
+    refused = runner.steps(looks(4, of=0), []).error
+    assert str(refused) == "Step 4 was given up on replica 0, because step 3 failed."
+    assert told(runner, 4) == repr(failed)
+    assert (runner.shard_of(3, "token"), runner.shard_of(5, "token")) == (None, None)
+    runner.join(generation(1))
+    assert told(runner, 4) == repr(failed)
+    assert runner.steps(looks(5, of=1), []).results[0].leaves == (4,)
+    runner.steps(looks(6, of=0), [])
+    assert "Step 6 was given up: another replica failed." in told(runner, 6)
+
+
+class CountsBatches(StrategyHooks):
+    """Notes what it is told."""
+
+    exchanges_gradients = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def restart(self) -> None:
+        self.told.append("restart")
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+def test_rules_are_told_of_each_generation_and_of_the_end() -> None:
+    rules, groups = CountsBatches(), Alone()
+    runner = ReplicaRunner(replace(SETUP, rules=rules), groups)
+    runner.join(generation(0))
+    runner.join(generation(1))
+    runner.close()
+    assert rules.told == ["restart", "restart", "close"]
+    assert [group.membership.group for group in groups.joined] == ["alone-values"] * 2, (
+        "gradients that stay here need no group"
+    )

@@ -40,15 +40,7 @@ _ON_THE_HOST = ("received", "flags", "check")
 
 @final
 class DeviceGroup(DelegatingCommunicator):
-    """A rank of a group of threads, as a GPU's.
-
-    Args:
-        group: Does the work.
-
-    Attributes:
-        waits: The waits of the host: what waited, and where.
-        exchanges: What was exchanged on the host.
-    """
+    """A rank of a group of threads, as a GPU's."""
 
     def __init__(self, group: LocalGroup) -> None:
         super().__init__(group)

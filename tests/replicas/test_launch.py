@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import pytest
+import torch
 
 from raydist.cluster.nodes import Cluster, Node
 from raydist.context.devices import parse_devices
-from raydist.core.errors import InvalidArgumentError
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
+from raydist.replicas.device_copies import Accelerator, Copying, DeviceCopies
 from raydist.replicas.launch import LaunchPlan, launch, plan_one_node, plan_slice, warn_if_crowded
 from raydist.replicas.step import with_hosts
 from raydist.strategies.multi_worker import choose_placement, choose_workers, plan_workers
 from raydist.tpu_slices.inventory import SliceShape
+from raydist.utils.torch_modes import TorchModes, TorchSettings
+from tests.xla_world import IS_REAL, chips_here
 
 NODE = Node("a", "10.0.0.1", {"CPU": 8.0, "GPU": 2.0})
 
@@ -191,3 +196,77 @@ def test_replicas_are_numbered_worker_by_worker_and_reserved_with_their_worker()
     )
     assert plan_of(1, 4, HEAD, SMALL, BIG).node_id == BIG.node_id  # input begins where a worker is
     assert plan_of(1, 64, HEAD, SMALL, BIG).node_id == HEAD.node_id
+
+
+# --- devices of replicas ----------------------------------------------------------------------------------------------
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+class Recorded:
+    """Stands for `CudaStreams`: notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def copy(self, value: torch.Tensor) -> Copying:
+        self.calls.append("copy")
+        return Copying(value.to(META), event="there")
+
+    def join(self, copying: Copying) -> torch.Tensor:
+        self.calls.append(f"join {copying.event}")
+        return copying.tensor
+
+
+def test_a_copy_begins_early_and_is_joined_where_it_is_used() -> None:
+    streams: Any = Recorded()
+    copies = DeviceCopies(META, streams)
+    for value in (torch.ones(2, device=META), "text", 3):  # which need no copy
+        assert copies.finish(copies.begin(value)) is value
+    assert streams.calls == []
+    begun = copies.begin(torch.ones(2))
+    assert streams.calls == ["copy"]
+    assert copies.finish(begun).device == META
+    assert copies.finish(begun) is copies.finish(begun)
+    assert streams.calls == ["copy", *["join there"] * 3]
+    assert copies.overlap
+    plain, value = DeviceCopies.to(CPU), torch.ones(2)  # a device without streams
+    assert plain.finish(plain.begin(value)) is value
+    assert not plain.overlap
+    assert DeviceCopies(META).begin(value).device == META
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    copies = DeviceCopies.to(torch.device("cuda:0"))
+    values = [torch.full((1 << 20,), float(number)) for number in range(8)]
+    begun = [copies.begin(value) for value in values]
+    assert [float(copies.finish(each).sum()) for each in begun] == [float(value.sum()) for value in values]
+
+
+@pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
+def test_chips_of_one_process_take_turns_with_its_settings() -> None:
+    double = TorchModes(settings=TorchSettings(torch.float64))
+    with chips_here(2):
+        first, second = Accelerator("xla:0"), Accelerator("xla:1")
+        with first.working(double, 1.0), second.working(double, 1.0):
+            assert torch.ones(1).dtype is torch.float64
+            with pytest.raises(DeadlineExceededError), first.working(None, 0.01):
+                pass
+        with first.working(None, 0.01):
+            assert torch.ones(1).dtype is torch.float32
+
+
+@pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
+def test_a_chip_is_torch_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch_xla", None)
+        with pytest.raises(FailedPreconditionError, match="need torch_xla"):
+            Accelerator("xla:0")
+    with chips_here(2):
+        chip = Accelerator("xla:1")
+        chip.enter()
+        chip.seed(3)
+        assert torch.equal(torch.ones(2, device=chip.device) * 2, torch.full((2,), 2.0))
+        chip.leave()

@@ -178,23 +178,6 @@ Y = torch.sin(X).sum(1, keepdim=True)
 LBFGS = functools.partial(torch.optim.LBFGS, lr=0.5, max_iter=8)
 
 
-class Sharpness(torch.optim.SGD):
-    """Climbs, asks its closure for the gradient there, and steps from where it was."""
-
-    def step(self, closure: Any = None) -> Any:
-        assert closure is not None
-        ask = torch.enable_grad()(closure)
-        loss = ask()
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        climbs = [0.01 * float(torch.as_tensor(loss).detach()) * p.grad.clone() for p in parameters]
-        with torch.no_grad():
-            torch._foreach_add_(parameters, climbs)
-            ask()
-            torch._foreach_sub_(parameters, climbs)
-        super().step()
-        return loss
-
-
 class CallsBackward(torch.optim.SGD):
     """Calls backward() on what its closure returns."""
 
@@ -230,7 +213,6 @@ def loss_alone(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: An
 CASES = [
     (LBFGS, loss_by_backward),
     (functools.partial(LBFGS, line_search_fn="strong_wolfe"), loss_by_hand),
-    (functools.partial(Sharpness, lr=0.1), loss_by_backward),
     (functools.partial(CallsBackward, lr=0.1), loss_alone),
 ]
 

@@ -106,17 +106,6 @@ def test_a_step_with_other_leaves_than_rows_goes_alone() -> None:
         assert len(group.store(lambda piece: "stored", zero_copy=False).rows) == 1
 
 
-def test_a_group_is_bounded_by_its_largest_piece() -> None:
-    rows = np.zeros((3, 1000), np.uint8)
-    group = filled(made(0, rows, replicas=2), most_bytes=3999)  # 2000 bytes and 1000
-    assert (group.num_bytes, group.is_full) == (3000, False)
-    assert not accepts(group, made(1, rows, replicas=2))
-    assert accepts(group, made(1, rows[:1], replicas=2))
-    assert filled(made(0, rows), most_bytes=3000).is_full
-    large = filled(made(0, rows), most_bytes=10)
-    assert large.is_full  # alone, whatever its size
-
-
 # --- assembly of rows on the nodes that store them --------------------------------------------------------------------
 
 

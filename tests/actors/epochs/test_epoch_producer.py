@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from raydist.actors.epochs.batch_group import StepBatch
 from raydist.actors.epochs.epoch_producer import Credits, EpochProducer
 from raydist.actors.epochs.served_epoch import Poll, QueueEntry
-from raydist.core.errors import CancelledError, UnavailableError
+from raydist.core.errors import CancelledError
 from raydist.core.nest import LEAF
 from raydist.dataset import Dataset
 from raydist.pipelines.metering.stats import PipelineStats
@@ -104,15 +104,6 @@ def last_error(entries: tuple[QueueEntry, ...]) -> BaseException:
     return entry.error.restore()
 
 
-def test_a_lost_worker_ends_the_pass(bench: Bench) -> None:
-    def lose(x: Any) -> Any:
-        raise UnavailableError("worker 3 is gone")
-
-    producer = bench.start(Dataset.range(3).map(lose).batch(1))
-    for number in (0, 0):
-        assert isinstance(last_error(read(producer, number)), UnavailableError)
-
-
 def test_failures_outside_of_elements_reach_the_reader(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.start(Dataset.range(100).batch(1), capacity=1)
     wait_until(lambda: producer.num_kept() == 1)
@@ -127,20 +118,6 @@ def test_failures_outside_of_elements_reach_the_reader(bench: Bench, monkeypatch
         "Storing 1 steps (160000 bytes) of epoch 0: the object store must have room. Use smaller batches, a "
         "smaller prefetch_batches, or start Ray with more object_store_memory."
     )
-
-
-def test_a_pass_is_in_use_while_replicas_read_or_are_to_begin(bench: Bench) -> None:
-    producer = bench.start(Dataset.range(4).batch(2))
-    assert not producer.in_use
-    wait_until(lambda: producer.num_kept() == 3)
-    producer.lend(0)
-    producer.release(0, 1)
-    assert producer.in_use
-    producer.release(1, 1)
-    assert not producer.in_use
-    producer.lend(1)
-    assert producer.reclaim().number == 1
-    assert not producer.in_use
 
 
 def test_closing_wakes_a_waiting_reader_and_ends_the_thread(bench: Bench) -> None:

@@ -201,13 +201,6 @@ def every_worker_reads(size: int) -> Dataset:
     return Dataset.range(size).batch(4).with_options(Options(auto_shard_policy=AutoShardPolicy.OFF))
 
 
-def test_workers_on_one_node_share_an_actor(distributed: Distribute, shared_host: InputPipelineActors) -> None:
-    view = distributed(every_worker_reads(6), replicas=4, num_workers=2)
-    for _ in range(2):
-        assert [lists(batch) for batch in view] == [[[n], [n + 1]] * 2 for n in (0, 2, 4)]
-    assert len(names_of(shared_host)) == 1
-
-
 def test_a_worker_on_a_node_of_its_own_has_an_actor_there(
     distributed: Distribute, hosts: list[InputPipelineActors]
 ) -> None:

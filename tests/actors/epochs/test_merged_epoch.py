@@ -13,7 +13,7 @@ from raydist.actors.epochs.batch_group import StepBatch
 from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.actors.epochs.merged_epoch import MergedEpoch, MergedSteps
 from raydist.actors.epochs.served_epoch import Poll, Position, QueueEntry
-from raydist.core.errors import CancelledError, SpecError, UnavailableError
+from raydist.core.errors import SpecError
 from raydist.core.nest import flatten
 from raydist.options import InputOptions, Options, Timeouts
 from raydist.pipelines.metering.stats import PipelineStats
@@ -97,16 +97,6 @@ def read(made: MergedEpoch, start: int, done: int | None = None) -> tuple[QueueE
     return made.poll(Poll(None, start, start if done is None else done, wait_s=10.0))
 
 
-def test_steps_of_all_workers_come_together(bench: Bench) -> None:
-    workers = Worker(steps(2)), Worker(steps(3, 10))
-    made = bench.start(*workers)
-    entries = [read(made, number)[0] for number in range(4)]
-    assert [entry.group and entry.group.rows for entry in entries] == [((1, 1),), ((1, 1),), ((0, 1),), None]
-    assert entries[-1].last
-    assert made.join(5.0)
-    assert all(worker.closed for worker in workers)
-
-
 def test_news_reach_a_worker_while_its_answer_is_awaited(bench: Bench) -> None:
     """A poll waits for 20 s; a worker without credit must be told before that."""
     workers = Worker(steps(6), credit=2), Worker(steps(6, 10), credit=3)
@@ -128,31 +118,6 @@ def test_workers_learn_how_far_the_replicas_were_when_the_driver_takes_over(benc
     assert [worker.done for worker in workers] == [0, 0]
     assert made.reclaim().number == 1
     wait_until(lambda: min(worker.done for worker in workers) >= 1)
-
-
-def test_a_lost_worker_ends_the_pass_and_is_named(bench: Bench) -> None:
-    workers = Worker(steps(2)[:2]), Worker(steps(1, 10)[:1])
-    made = bench.start(*workers)
-    assert read(made, 0)
-    workers[1].fail(UnavailableError("the input pipeline x is gone"))
-    (entry,) = read(made, 1)
-    assert entry.last
-    assert entry.error is not None
-    error = entry.error.restore()
-    assert isinstance(error, UnavailableError)
-    assert error.__notes__ == ["It made the batches of worker 1 of 2.", "In epoch 0."]
-    assert made.join(5.0)
-    assert all(worker.closed for worker in workers)
-
-
-def test_closing_wakes_a_waiting_reader_and_closes_the_workers(bench: Bench) -> None:
-    workers = Worker([]), Worker([])
-    made = bench.start(*workers)
-    threading.Timer(0.1, made.close).start()
-    with pytest.raises(CancelledError, match="closed"):
-        read(made, 0)
-    assert made.join(5.0)
-    assert all(worker.closed for worker in workers)
 
 
 # --- merged steps; random ones are in `tests/distributed_dataset/test_sharding.py`, errors in `test_per_replica.py` ---

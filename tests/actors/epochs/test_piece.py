@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
@@ -44,23 +43,6 @@ def test_numbers_travel_as_buffers_and_arrive_private_unless_nothing_is_to_be_co
     assert np.shares_memory(piece.array(0), column)
     mapped, _ = through_buffers(one(column, zero_copy=True))
     assert mapped.leaf(0).data_ptr() == column.ctypes.data
-
-
-def test_steps_are_slices_of_one_array_where_numbers_are_mapped() -> None:
-    for column, mapped in [
-        (np.arange(6), True),
-        (np.zeros((6, 2, 3), np.float16), True),
-        (np.zeros((6, 2), np.complex64), True),
-        (np.ones((6, 2), np.bool_), True),
-        (np.arange(6).astype(ml_dtypes.bfloat16), True),
-        (np.arange(6) % 2 == 0, False),  # bits in Arrow
-        (objects("a", "b", "c", "d", "e", "f"), False),
-    ]:
-        piece = pack_piece([(column[:4],), (column[4:],)], ["x"])
-        again = [piece.array(0, place) for place in (0, 1, 0)]
-        assert [part.tolist() for part in again] == [column[:4].tolist(), column[4:].tolist(), column[:4].tolist()]
-        assert [part.dtype for part in again] == [column.dtype] * 3
-        assert np.shares_memory(again[0], again[2]) == mapped, column.dtype
 
 
 def test_text_travels_as_arrow_and_other_objects_travel_too() -> None:
@@ -180,14 +162,6 @@ def test_parts_are_one_array_of_the_memory_that_they_were_written_to() -> None:
     assert (apart == np.concatenate(given)).all()
     assert not np.shares_memory(apart, memory), "they do not follow each other"
     assert (pickle.loads(pickle.dumps(ConcatenatedParts(given), protocol=5)) == whole).all()
-
-
-def test_only_large_parts_without_gaps_are_kept_apart() -> None:
-    assert not ConcatenatedParts.saves_time(parts(1))
-    assert not ConcatenatedParts.saves_time(parts(rows=2))
-    assert not ConcatenatedParts.saves_time([np.zeros((9_001, 1), np.uint8)] * 8)
-    assert not ConcatenatedParts.saves_time([part.T for part in parts()])
-    assert not ConcatenatedParts.saves_time([part.astype(object) for part in parts()])
 
 
 def test_a_group_of_large_steps_is_written_once_and_read_where_it_lies() -> None:

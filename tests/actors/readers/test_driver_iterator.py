@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import raydist as rd
+from raydist.actors.epochs.batch_group import BatchGroup, StepBatch
+from raydist.actors.epochs.served_epoch import Poll, QueueEntry
+from raydist.actors.readers.driver_epoch import make_again
 from raydist.actors.readers.driver_iterator import DistributedIterator
-from raydist.core.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
+from raydist.actors.readers.replica_iterator import FetchAhead
+from raydist.actors.readers.step_reader import StepReader
+from raydist.core.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from raydist.core.nest import LEAF
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
-from raydist.options import InputOptions
+from raydist.options import InputOptions, Timeouts
 from tests.actors.readers.fakes import fake_side
 from tests.pipelines.threads import in_threads, quick_switches
 
@@ -122,3 +139,178 @@ def test_closing_beside_other_threads_ends_their_iteration() -> None:
             in_threads(4, read)
             assert len(found) == len(set(found)) < 10_000
             assert open_epochs(side) == 0
+
+
+# --- an input pipeline that is lost -----------------------------------------------------------------------------------
+
+
+def batches_of(side: InputSide, dataset: Dataset) -> Any:
+    return iter(distribute(dataset, side, InputOptions(num_input_workers=0)))
+
+
+def rows(leaf: Any) -> list[int]:
+    return [row for part in leaf._fetch() for row in part.tolist()]
+
+
+DATA = Dataset.range(200).shuffle(50, seed=3).filter(lambda x: x % 7 > 0).batch(6)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_batches_are_the_same_and_those_in_use_are_made_again(num_workers: int) -> None:
+    draw = random.Random(0)
+    data = DATA
+    if num_workers == 2:
+        options = rd.Options(auto_shard_policy=rd.AutoShardPolicy.OFF)
+        data = DATA.with_options(options)
+    with fake_side(4, num_workers=num_workers) as side:
+        expected = [rows(leaf) for leaf in batches_of(side, data)]
+    for _ in range(5):
+        with fake_side(4, num_workers=num_workers) as side:
+            host: Any = side.opener
+            in_use: dict[int, Any] = {}
+            for number, leaf in enumerate(batches_of(replace(side, restarts=3), data)):
+                in_use[number] = leaf
+                if draw.random() < 0.1:
+                    host.lose_pipeline()
+                    make_again([each.drawn for each in in_use.values() if each.drawn.link.is_lost()])
+                if draw.random() < 0.1:
+                    host.lose_pipeline()  # the driver reads what is lost, or the iterator goes on
+                for done in draw.sample(sorted(in_use), k=draw.randrange(len(in_use) + 1)):
+                    assert rows(in_use.pop(done)) == expected[done]
+            assert number + 1 == len(expected)
+
+
+def test_without_restarts_or_with_a_pipeline_that_always_dies_the_loss_is_an_error() -> None:
+    for restarts in (0, 2):
+        with fake_side(2) as side:
+            host: Any = side.opener
+            iterator = batches_of(replace(side, restarts=restarts), DATA)
+            first = next(iterator)
+            host.lose_pipeline()
+            open_epoch = host.open
+
+            def dies(job: Any, open_epoch: Any = open_epoch, host: Any = host) -> Any:
+                link = open_epoch(job)
+                host.lose_pipeline()
+                return link
+
+            host.open = dies
+            with pytest.raises(rd.UnavailableError, match="is gone"):
+                list(iterator)
+            with pytest.raises(rd.UnavailableError):
+                rows(first)
+
+
+def test_another_batch_in_the_place_of_the_lost_one_is_an_error() -> None:
+    with fake_side(1) as side:
+        leaf = next(batches_of(side, DATA))
+        other = next(batches_of(side, Dataset.range(20).batch(3))).drawn
+        with pytest.raises(rd.UnavailableError, match="must make the same batch"):
+            leaf.drawn.move_to(other.batch, other.link)
+
+
+# --- prefetch of pieces -----------------------------------------------------------------------------------------------
+
+
+class StepLink:
+    """Answers with steps, up to the number that was made."""
+
+    name = "steps"
+
+    def __init__(self, made: int, input_s: float = 20.0, together: int = 1) -> None:
+        self.together = together
+        self.timeouts = Timeouts(poll_s=0.01, input_s=input_s)
+        self.made = made
+        self.broken = False
+
+    def ask(self, poll: Poll) -> Poll:
+        return poll
+
+    def acknowledge(self, poll: Poll, rank: int | None, done: int) -> None:
+        """Nothing here is made for want of news."""
+
+    def is_answered(self, poll: Poll, stop: Future[None] | None = None, timeout_s: float | None = None) -> bool:
+        while poll.start >= self.made:
+            if timeout_s is not None or (stop is not None and stop.done()):
+                return False
+            threading.Event().wait(0.01)
+        return True
+
+    def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
+        if self.broken:
+            raise UnavailableError("the pipeline is gone")
+        end = min(self.made, poll.start + self.together)
+        if poll.start >= end:
+            return ()
+        group = BatchGroup(poll.start, (), ((),) * (end - poll.start), LEAF)
+        entry = QueueEntry(poll.start, ({},) * (end - poll.start), group=group)
+        return (entry, QueueEntry(end, ({},), last=True)) if end == 9 else (entry,)
+
+
+class Fetch:
+    """Notes which steps were fetched, and by which threads."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.threads: set[str] = set()
+        self.fetched = threading.Semaphore(0)
+
+    def __call__(self, batch: StepBatch) -> list[Any]:
+        self.steps.append(batch.step)
+        self.threads.add(threading.current_thread().name)
+        self.fetched.release()
+        return [batch.step * 10]
+
+
+def make(link: StepLink, fetch: Fetch) -> FetchAhead:
+    return FetchAhead(StepReader(link, rank=0, start=0), fetch)  # type: ignore[arg-type]  # a link's double
+
+
+def test_every_piece_is_fetched_once_and_ahead() -> None:
+    fetch = Fetch()
+    ahead = make(StepLink(9), fetch)
+    assert ahead.next_place()[1] == [0]
+    for _ in range(2):
+        assert fetch.fetched.acquire(timeout=20)
+    assert fetch.steps == [0, 1], "the second piece came without being asked for"
+    assert [ahead.next_place()[1] for _ in range(8)] == [[step * 10] for step in range(1, 9)]
+    place, leaves = ahead.next_place()
+    assert (place.last, leaves) == (True, [])
+    assert fetch.steps == list(range(9))
+    assert any(name.startswith("raydist-piece") for name in fetch.threads)
+    assert ahead.close().position == 9
+
+
+def test_quick_pieces_of_a_group_in_hand_are_copied_where_they_are_asked_for() -> None:
+    fetch = Fetch()
+    reader: Any = StepReader(StepLink(9, together=3), rank=0, start=0)  # type: ignore[arg-type]  # a link's double
+    ahead = FetchAhead(reader, fetch, lambda batch: batch.place > 0)
+    assert [ahead.next_place()[1] for _ in range(2)] == [[0], [10]]
+    assert fetch.threads == {threading.current_thread().name}
+    assert [ahead.next_place()[1] for _ in range(7)] == [[step * 10] for step in range(2, 9)]
+    assert fetch.steps == list(range(9))
+    assert len(fetch.threads) == 2, "the first piece of the next group came ahead"
+    ahead.close()
+
+
+def test_a_step_that_does_not_come_is_late() -> None:
+    link = StepLink(1, input_s=0.1)
+    ahead = make(link, Fetch())
+    ahead.next_place()
+    with pytest.raises(DeadlineExceededError, match=r"pipeline steps must come within 0\.1 s \(Timeouts\.input_s\)"):
+        ahead.next_place()
+    link.made = 2
+    assert ahead.next_place()[1] == [10]
+    assert ahead.close().position == 2, "what was not handed out is not taken"
+
+
+def test_what_fails_ahead_fails_again_where_it_is_asked_for() -> None:
+    link = StepLink(9)
+    ahead = make(link, Fetch())
+    link.made = 1
+    ahead.next_place()
+    link.broken = True
+    link.made = 9
+    with pytest.raises(UnavailableError):
+        ahead.next_place()
+    ahead.close()

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from raydist.actors.workers import epoch_pools
+from raydist.actors.workers.crash_bisection import RowsDone, RunRows, Streak, isolate
 from raydist.actors.workers.epoch_pools import EpochPools, choose_num_workers
-from raydist.actors.workers.executors import Executors
-from raydist.actors.workers.handle import WorkerKind
+from raydist.actors.workers.handle import FailedStarts, WorkerKind
 from raydist.actors.workers.pool import RunningWorkers
 from raydist.cluster import placement
 from raydist.cluster.placement import Outlook
-from raydist.core.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError, UnavailableError
 from raydist.dataset import Dataset
-from raydist.options import Options, Timeouts
-from raydist.pipelines.autotune.tuned_executor import TunedExecutor
-from tests.waiting import wait_until
+from raydist.options import Timeouts
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, StageResult
+from raydist.pipelines.engine.kernel import run_stage
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
 
 def double(x: Any) -> Any:
@@ -104,32 +106,6 @@ def test_the_pool_given_back_last_serves_the_next_pass_and_all_others_are_closed
     assert borrow(pools, 3) is not other
 
 
-def test_a_pool_that_nobody_wants_is_stopped_after_a_while(pools: EpochPools) -> None:
-    def borrow_for_a_while() -> Any:
-        return pools.borrow(2, name="x", resources={}, timeouts=Timeouts(idle_s=0.2))
-
-    pool = borrow_for_a_while()
-    pools.give_back(pool, patience_s=0)
-    assert borrow_for_a_while() is pool
-    time.sleep(0.3)
-    assert not pool.closed  # it is in use
-    pools.give_back(pool, patience_s=0)
-    wait_until(lambda: pool.closed, 20)
-
-
-# --- executors of a dataset's iterators -------------------------------------------------------------------------------
-
-
-def test_what_the_autotuner_learned_is_kept_for_the_next_iterator() -> None:
-    executors = Executors()
-    first = executors.open(Options())
-    assert isinstance(first, TunedExecutor)
-    first.close()
-    second = executors.open(Options())
-    assert isinstance(second, TunedExecutor)
-    assert second._tuner is first._tuner
-
-
 # --- running workers --------------------------------------------------------------------------------------------------
 
 
@@ -180,3 +156,71 @@ def test_a_pool_that_stays_small_is_told_once(caplog: pytest.LogCaptureFixture) 
         watched.place_of_next(workers, [0, 0])
     (record,) = caplog.records
     assert "1 of 2 input workers of pool have not started within 0.1 s" in record.getMessage()
+
+
+# --- elements that kill workers ---------------------------------------------------------------------------------------
+
+SPEC = spec_of(SOURCE.map(lambda x: x * 10))
+BLOCK = block_of(SOURCE)
+
+
+def workers(deadly: Sequence[int], accidents: Sequence[int] = (), reason: str = "os._exit(3)") -> RunRows:
+    """Workers that die on the rows `deadly`, with this exit reason, and without any on each of the rows `accidents`."""
+    pending = list(accidents)
+
+    def run_rows(first: int) -> RowsDone:
+        results: list[StageResult] = []
+        for row in range(first, BLOCK.num_rows):
+            if row in deadly:
+                return RowsDone(results, "worker-9", reason)
+            if row in pending:
+                pending.remove(row)
+                break
+            results.append(run_stage(SPEC, BLOCK.slice(row, row + 1), (100 + row,)))
+        return RowsDone(results, "worker-9")
+
+    return run_rows
+
+
+def shape_of(result: StageResult) -> list[object]:
+    return [item.rows() if isinstance(item, Block) else (item.index, str(item.error)[:49]) for item in result.items]
+
+
+def message_of(result: StageResult, place: int) -> str:
+    error = result.items[place]
+    assert isinstance(error, ElementError)
+    return str(error.error)
+
+
+def test_an_element_that_kills_workers_is_an_error_in_its_place_and_kills_from_outside_condemn_nobody() -> None:
+    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[1, 4]), Streak())
+    message = "A function must not end its process: map-1 (test_"
+    assert shape_of(result) == [[0], (101, message), [20], [30], (104, message), [50]]
+    assert result.inputs == (6,)
+    assert "worker-9 on element 101 of its input, 2 times (os._exit(3))" in message_of(result, 1)
+    silent = isolate(SPEC, BLOCK, (100,), workers(deadly=[2], reason=""), Streak())
+    assert "on element 102 of its input, 6 times. It may" in message_of(silent, 2)
+    innocent = isolate(SPEC, BLOCK, (100,), workers(deadly=[], accidents=[0, 0, *[3] * 5, 5]), Streak())
+    assert shape_of(innocent) == [[0], [10], [20], [30], [40], [50]]
+
+
+def test_many_condemned_elements_in_a_row_are_not_the_elements_fault() -> None:
+    streak = Streak()
+    assert len(isolate(SPEC, BLOCK, (100,), workers(deadly=[0, 2, 4, 5]), streak).items) == 6
+    assert streak.length == 2, "the element before them did not fail"
+    with pytest.raises(UnavailableError, match=r"on element 100 .*So did the 2 elements before it"):
+        isolate(SPEC, BLOCK, (100,), workers(deadly=[0]), streak)
+    streak.end()
+    assert len(isolate(SPEC, BLOCK, (100,), workers(deadly=[0]), streak).items) == 6
+
+
+# --- workers that die while they start --------------------------------------------------------------------------------
+
+
+def test_what_raises_by_itself_is_not_tried_so_often() -> None:
+    starts = FailedStarts()
+    error = RuntimeError("The actor died because of an error raised in its creation task.")
+    for _ in range(2):
+        starts.add("worker", error)
+    with pytest.raises(UnavailableError, match="as were the 2 before it"):
+        starts.add("worker", error)

@@ -25,11 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(240)]
 
 
 def lose_nodes(seed: int, losses: int) -> int:
-    """Check that a random pipeline gives the same elements though nodes that hold its blocks are lost.
-
-    Returns:
-        The number of nodes that were lost while the pipeline ran.
-    """
+    """Check that a random pipeline gives the same elements though nodes that hold its blocks are lost."""
     chance = random.Random(seed)
     dataset = random_pipeline(chance)
     expected = [batch.tobytes() for batch in dataset.as_numpy_iterator()]

@@ -181,15 +181,6 @@ def test_a_slow_block_holds_back_no_other_where_any_order_will_do(pool: ActorExe
     assert sorted(begun + [int(x) for x in resumed]) == list(range(200))
 
 
-def test_the_next_iteration_knows_how_large_blocks_should_be(pool: ActorExecutor) -> None:
-    dataset = Dataset.range(3_000).map(lambda x: x + 1).batch(10)
-    assert len(list(iterate(dataset, pool))) == 300
-    *_, size = before = list(pool._sizes.values())
-    assert size.rows(10, 4, 1) > 64
-    assert len(list(iterate(dataset, pool))) == 300
-    assert list(pool._sizes.values()) == before
-
-
 def on_workers(dataset: Dataset) -> Dataset:
     return dataset.with_options(Options(num_input_workers=1))
 

@@ -21,7 +21,7 @@ from raydist.actors.workers.result_recipes import Recipe, StoredResult, leave_lo
 from raydist.actors.workers.stored_results import store_result, with_row_ids
 from raydist.core.errors import CancelledError, DataLossError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.blocks import Block, concat_blocks
-from raydist.pipelines.elements.items import ElementError, Item, StageResult
+from raydist.pipelines.elements.items import Item, StageResult
 from raydist.pipelines.elements.rows import items_of_rows
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import Kernel, StageSpec, run_stage
@@ -88,18 +88,6 @@ def test_small_results_and_arrays_of_text_are_not_stored() -> None:
     for rows in ([np.zeros(100)] * 3, list(range(100_000)), [b"x" * 100] * 1_000, arrays):
         result = result_of(items_of_rows(rows))
         assert store_result(result) == (result, None)
-
-
-def test_blocks_of_one_kind_are_joined_and_errors_keep_their_places(store: dict[str, bytes]) -> None:
-    blocks = [item for k in range(4) for item in items_of_rows([np.full(20_000, float(k))])]
-    error = ElementError(ValueError("no"), 2)
-    answer, stored = store_result(result_of([*blocks[:2], error, *blocks[2:]]))
-    store["a"] = pickle.dumps(stored, protocol=5)
-    first, between, last = with_row_ids(answer, Ref("a")).items
-    assert between is error
-    assert isinstance(first, Block)
-    assert isinstance(last, Block)
-    assert [block.in_memory().columns[0][:, 0].tolist() for block in (first, last)] == [[0.0, 1.0], [2.0, 3.0]]
 
 
 def test_a_result_that_cannot_be_had_is_an_error_of_the_pipeline(

@@ -90,12 +90,7 @@ class Worker:
 
 
 class Servers:
-    """Servers of this process.
-
-    Args:
-        count: How many.
-        consistency: Of them.
-    """
+    """Servers of this process."""
 
     def __init__(self, count: int = 1, consistency: Consistency = "async") -> None:
         self.consistency = consistency

@@ -235,29 +235,6 @@ def test_a_look_that_fails_leaves_nothing_behind() -> None:
         assert close(values(worker.objects[0]), values(make()[0]))
 
 
-def test_what_the_driver_writes_goes_to_the_servers() -> None:
-    with servers(2) as made:
-        one, two = made.worker(lambda: make("momentum")), made.worker(lambda: make("momentum"))
-        one.run(lambda *objects: train(*objects, number=0))
-        one.rules.before_read(one.held, states=True)
-        saved = one.objects[0].state_dict(), one.objects[1].state_dict()
-        kept = [{name: value.clone() for name, value in saved[0].items()}, saved[1]]
-        one.run(lambda *objects: train(*objects, number=1))
-        for worker in (one, two):  # as a payload does
-            worker.objects[0].load_state_dict(kept[0])
-            worker.objects[1].load_state_dict(kept[1])
-            worker.held.loaded.add(6)
-            made.settle(worker)
-        assert worker.held.table.object_of(6) is worker.objects[1]
-        bare = make("momentum")
-        train(*bare, number=0)
-        two.run(lambda *objects: None, seen=one.rules.versions())
-        assert close(values(two.objects[0]), values(bare[0]))
-        train(*bare, number=2)
-        two.run(lambda *objects: train(*objects, number=2))
-        assert close(values(two.objects[0]), values(bare[0]))
-
-
 def in_threads(*bodies: Callable[[], Any]) -> None:
     with ThreadPoolExecutor(len(bodies)) as pool:
         for begun in [pool.submit(body) for body in bodies]:
