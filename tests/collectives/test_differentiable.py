@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -7,12 +9,20 @@ import torch
 
 from raydist.collectives import differentiable
 from raydist.collectives.base import Communicator
+from raydist.collectives.delegating import LimitedCommunicator, RootReducingCommunicator, RootReduction
 from raydist.collectives.differentiable import all_gather, promote
-from raydist.core.errors import CollectiveMismatchError, InvalidArgumentError
+from raydist.collectives.tensors import (
+    check_rows,
+    reduce_parts,
+    stage_bytes,
+    stage_reduction,
+)
+from raydist.core.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError, SpecError
 from raydist.core.values import ReduceOp
 from tests.cases import case
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_hosted, run_ranks, run_sharing
+from tests.contracts import communicator as contract
 
 LENGTHS = (3, 1, 2)
 WEIGHTS = (0.5, 1 / 6, 1 / 3)
@@ -149,3 +159,138 @@ def test_one_replica_s_derivative_is_known_to_all(run: Callable[..., object]) ->
         return float(total.detach()[0, 0]), gradient, differentiable
 
     assert run(3, body) == [(6.0, 0.0, True), (6.0, 6.0, True), (6.0, 0.0, True)]
+
+
+# --- communicators that wrap another one ------------------------------------------------------------------------------
+
+
+def test_a_call_ends_at_its_own_limit_and_others_at_theirs() -> None:
+    late = threading.Event()
+
+    def body(group: LocalGroup) -> float:
+        limited = LimitedCommunicator(group, 0.2)
+        assert limited.timeout_s == 0.2
+        tensor = torch.ones(2)
+        limited.all_reduce(tensor, ReduceOp.SUM).wait()
+        assert tensor.tolist() == [2.0, 2.0]
+        began = time.monotonic()
+        if group.rank == 0:
+            with pytest.raises(DeadlineExceededError):
+                limited.all_reduce(torch.ones(2), ReduceOp.SUM).wait()
+            late.set()
+        else:
+            late.wait(10)
+        return time.monotonic() - began
+
+    assert max(run_ranks(2, body)) < 10
+
+
+def wrapped(group: LocalGroup) -> RootReducingCommunicator:
+    return RootReducingCommunicator(group, RootReduction(1))
+
+
+def test_it_reduces_and_moves_as_any_other() -> None:
+    results = run_ranks(3, lambda group: contract.reduce_everything(wrapped(group)))
+    for (op, dtype), everywhere in zip(contract.CASES, results[0], strict=True):
+        expected = contract.reduced(op, dtype, 3)
+        assert everywhere == pytest.approx(expected, rel=1e-2), f"{op} {dtype}"
+    assert run_ranks(3, lambda group: contract.several_at_once(wrapped(group))) == [[3.0, 6.0, 9.0, 12.0]] * 3
+    run_ranks(3, lambda group: contract.collect_rows(wrapped(group)))
+
+
+def test_a_reduction_under_way_ends_before_the_next_call_on_every_rank() -> None:
+    def body(group: LocalGroup) -> float:
+        communicator, tensor = wrapped(group), torch.ones(1)
+        work = communicator.all_reduce(tensor, ReduceOp.SUM)
+        if group.rank == 0:
+            work.wait()
+        communicator.broadcast(torch.ones(1), 0).wait()
+        work.wait()
+        return tensor.item()
+
+    assert run_ranks(2, body) == [2.0, 2.0]
+
+
+def test_a_function_of_ones_own_adds_up_in_the_order_of_ranks() -> None:
+    seen: list[list[float]] = []
+
+    def note(tensors: object) -> torch.Tensor:
+        assert isinstance(tensors, list)
+        seen.append([tensor.item() for tensor in tensors])
+        return torch.stack(tensors).sum(0)
+
+    brought = [1e8, -1e8, 1.0]  # in float32 only this order gives 1
+
+    def body(group: LocalGroup) -> tuple[float, ...]:
+        total, mean, most = (torch.tensor([float(value)]) for value in (brought[group.rank], group.rank, group.rank))
+        RootReducingCommunicator(group, RootReduction(2)).all_reduce(total, ReduceOp.SUM).wait()
+        communicator = RootReducingCommunicator(group, RootReduction(1, note))
+        communicator.all_reduce(mean, ReduceOp.MEAN).wait()
+        communicator.all_reduce(most, ReduceOp.MAX).wait()
+        return total.item(), mean.item(), most.item()
+
+    assert run_ranks(3, body) == [(1.0, 1.0, 2.0)] * 3
+    assert seen == [[0.0, 1.0, 2.0]]
+
+    def wrong(group: LocalGroup) -> None:
+        with pytest.raises(SpecError, match="accumulation_fn must return one tensor"):
+            RootReducingCommunicator(group, RootReduction(0, lambda tensors: torch.stack(list(tensors)))).all_reduce(
+                torch.ones(3), ReduceOp.SUM
+            ).wait()
+
+    run_ranks(1, wrong)
+
+
+# --- tensors of collectives -------------------------------------------------------------------------------------------
+
+
+def test_a_view_that_shows_its_memory_otherwise_travels_as_it_shows_it() -> None:
+    conjugated = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    for view, shown in ((conjugated, [1 - 2j, 3 + 1j]), (conjugated.imag, [-2.0, 1.0])):
+        assert stage_bytes(view).carrier.view(view.dtype).tolist() == shown
+        staged = stage_reduction(view, ReduceOp.SUM, 1)
+        assert torch.view_as_real(staged.carrier).shape[-1] == 2 if view.is_complex() else not staged.carrier.is_neg()
+        staged.deliver()
+        assert view.tolist() == shown
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_what_is_no_plain_memory_is_refused_before_it_travels() -> None:
+    dense = torch.eye(3)
+    kinds = {
+        "torch.sparse_coo": dense.to_sparse(),
+        "meta": dense.to("meta"),
+        "quantized": torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+    }
+    for kind, tensor in kinds.items():
+        with pytest.raises(InvalidArgumentError, match=rf"got a {kind} one of torch.\w+ \(3, 3\)"):
+            stage_bytes(tensor)
+        with pytest.raises(InvalidArgumentError, match="Convert"):
+            stage_reduction(tensor, ReduceOp.SUM, 2)
+
+
+def test_rows_that_do_not_fit() -> None:
+    mine = torch.ones(2, 3)
+    check_rows([mine, torch.ones(0, 3)], mine, rank=0, world_size=2)
+    wrong = {
+        "one too few": [mine],
+        "other columns": [mine, torch.ones(2, 4)],
+        "not my length": [torch.ones(1, 3), torch.ones(5, 3)],
+        "other dtype": [mine, torch.ones(5, 3, dtype=torch.int64)],
+        "no rows": [mine, torch.tensor(1.0)],
+    }
+    for name, outputs in wrong.items():
+        with case(name), pytest.raises(InvalidArgumentError, match=r"2 tensors of torch.float32 \(any, 3\)"):
+            check_rows(outputs, mine, rank=0, world_size=2)
+
+
+def test_halves_are_rounded_once() -> None:
+    for dtype, op in ((torch.float16, ReduceOp.SUM), (torch.bfloat16, ReduceOp.MEAN)):
+        parts = [torch.randn(70_000, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in range(7)]
+        exact = torch.stack(parts).double().sum(0) / (7 if op is ReduceOp.MEAN else 1)
+        reduce_parts(parts, parts[0], op)
+        # Twice rounded (to float32 first) is off in rare ties.
+        assert (parts[0] != exact.to(dtype)).float().mean() < 1e-3, (dtype, op)
+    out = torch.empty(2, dtype=torch.bfloat16)
+    reduce_parts([torch.tensor([value, -value], dtype=torch.bfloat16) for value in (1.0, 3.0, 2.0)], out, ReduceOp.MAX)
+    assert out.tolist() == [3.0, -1.0]

@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raydist.collectives.base import Membership
+from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.reducer.buckets import (
     Bucket,
     BucketMemory,
-    BucketPlan,
+    Buckets,
     LazyBucketMemory,
     ParameterSpec,
     plan_buckets,
 )
+from raydist.collectives.reducer.exchange import Exchange, StepWeight
 from raydist.collectives.reducer.reducer import GradientReducer
+from raydist.collectives.reducer.trailer import encode_stamp
+from raydist.core.errors import FailedPreconditionError
 from tests.cases import case
 from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.collectives.models import build, gradients_of, loss_of, on_two, rows
@@ -60,14 +64,6 @@ def test_gradients_go_in_scaled_and_out_in_shape_and_missing_ones_are_zero() -> 
             memory.pack()
             memory.unpack()
             assert not memory.is_finite()
-
-
-def test_compressed_gradients_are_rounded_once() -> None:
-    for kind in KINDS:
-        memory = memory_of(torch.zeros(5), kind=kind, compression=torch.bfloat16)
-        memory.fill([torch.full((5,), 1.001)], 3.0)
-        (value,) = reduced(memory, 2.0)
-        assert (value.dtype, value.tolist()) == (torch.float32, [6.0] * 5), kind
 
 
 def test_a_gradient_lies_in_memory_as_its_parameter_does() -> None:
@@ -122,19 +118,6 @@ def test_the_first_bucket_is_sent_with_the_gradient_that_fills_it() -> None:
     assert indices(plan_buckets(shapes, bucket_bytes=1000, first_bucket_bytes=1000)) == [[0, 1, 2, 3, 4]]
 
 
-def test_fingerprints_tell_parameters_apart() -> None:
-    group = LocalGroup(LocalHub(), Membership("g", 0, 0, 1), timeout_s=5.0).start()
-    transposed = ParameterSpec.of(0, torch.zeros(2, 4).t())
-    layouts = [specs_of((4, 2)), specs_of((2, 4)), specs_of((4, 2), dtype=torch.float64), specs_of((4, 2), (1,))]
-    found = [
-        BucketPlan(group, {spec.index: spec for spec in specs}, (), lambda _: ()).fingerprint
-        for specs in (*layouts, [transposed], specs_of((4, 2)))
-    ]
-    assert len(set(found)) == 5
-    assert found[0] == found[-1]
-    assert max(found) < 2**63
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=12),
     st.integers(1, 400),
@@ -187,5 +170,129 @@ def test_a_model_that_was_dropped_travels_no_more() -> None:
         loss_of(local, rows(2)).backward()
         torch.testing.assert_close(reduced, gradients_of(local))
         torch.testing.assert_close(gradients_of(models[0]), [2 * g for g in gradients_of(local) if g is not None])
+
+    run_ranks(2, body)
+
+
+# --- the exchange of one pass -----------------------------------------------------------------------------------------
+
+
+class Rank:
+    """Runs passes over parameters of two elements, in buckets of one each."""
+
+    def __init__(self, communicator: Communicator, num_parameters: int = 3, *, bucket_bytes: int = 1) -> None:
+        self.parameters = {number: nn.Parameter(torch.zeros(2)) for number in range(num_parameters)}
+        self.buckets = Buckets(communicator, bucket_bytes=bucket_bytes, first_bucket_bytes=bucket_bytes)
+        self.communicator = communicator
+        self.num_passes = 0
+
+    def open(self, trained: tuple[int, ...], scale: float = 1.0, hold_with: tuple[int, ...] = ()) -> Exchange:
+        self.num_passes += 1
+        kinds = tuple((index, torch.float32, torch.Size([2])) for index in trained)
+        plan = self.buckets.begin_pass(kinds, self.parameters, step=0, backward=self.num_passes)
+        stamp = encode_stamp(0, self.num_passes)
+        weight = StepWeight(scale, counts=True)
+        return Exchange(self.communicator, self.buckets, plan, stamp, None, weight, hold_with=hold_with)
+
+    def run(self, trained: tuple[int, ...], order: tuple[int, ...] | None = None) -> dict[int, torch.Tensor]:
+        exchange = self.open(trained)
+        for index in trained if order is None else order:
+            exchange.put(index, value(index))
+        return self.end(exchange)
+
+    def end(self, exchange: Exchange) -> dict[int, torch.Tensor]:
+        exchange.finish()
+        found = exchange.gradients()
+        self.order = list(found)
+        return found
+
+
+def value(number: float) -> torch.Tensor:
+    return torch.full((2,), float(number))
+
+
+def alone() -> Rank:
+    """A rank that has had its first pass, with buckets in the order 2, 1, 0."""
+    rank = Rank(LocalGroup(LocalHub(), Membership("g", 0, 0, 1), timeout_s=5.0).start())
+    rank.run((0, 1, 2), (2, 1, 0))
+    return rank
+
+
+def test_a_gradient_that_comes_again_after_it_was_sent_is_an_error() -> None:
+    rank = alone()
+    exchange = rank.open((0, 1, 2))
+    exchange.put(2, value(1))
+    with pytest.raises(FailedPreconditionError, match=r"parameter 2 has come again.*use_reentrant=False"):
+        exchange.put(2, value(1))
+    # What was sent in a pass that failed is waited for before its memory is used again.
+    values = rank.run((0, 1, 2), tuple(rank.order))
+    assert [values[index].tolist() for index in range(3)] == [[0.0] * 2, [1.0] * 2, [2.0] * 2]
+
+
+def test_buckets_wait_where_gradients_may_come_twice() -> None:
+    rank = alone()
+    exchange = rank.open((0, 1, 2), 0.5, hold_with=(1,))
+    for index in (2, 1, 0, 1):
+        exchange.put(index, value(2))
+    assert rank.end(exchange)[1].tolist() == [2.0, 2.0]
+    assert exchange.repeated == {1}
+    exchange = rank.open((0, 1, 2))
+    exchange.hold()  # a segment of a checkpoint begins
+    for index in (2, 1, 0, 2):
+        exchange.put(index, value(2))
+    assert rank.end(exchange)[2].tolist() == [4.0, 4.0]
+
+
+def test_every_bucket_is_a_range_in_a_trace() -> None:
+    rank = alone()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        rank.run((0, 1, 2))
+    names = {event.key for event in profile.key_averages()}
+    assert {"raydist::bucket 0", "raydist::bucket 1", "raydist::bucket 2"} | {"raydist::wait for bucket 2"} <= names
+
+
+def test_a_pass_costs_its_buckets_alone() -> None:
+    def body(group: LocalGroup) -> list[int]:
+        rank, counts = Rank(group), []
+        for trained in [(0, 1), (0, 1), (0,), (0, 1), (0,), (), ()]:
+            before = group.num_calls
+            rank.run(trained, trained[::-1])
+            counts.append(group.num_calls - before)
+        return counts
+
+    # An exchange on the host takes two: an agreement on the parameters, and in their first pass on a layout.
+    assert run_ranks(2, body) == [[2 + 2 + 2, 2, 2 + 2 + 1, 2 + 2, 2 + 1, 2, 0]] * 2
+
+
+def test_buckets_are_laid_out_in_the_order_in_which_the_first_rank_saw_gradients() -> None:
+    def body(group: LocalGroup) -> list[list[int]]:
+        rank = Rank(group, 4)
+        layouts = []
+        for order in [(1, 3, 0, 1), (0, 1, 3)]:
+            rank.run((0, 1, 2, 3), order if group.rank == 0 else (3, 2, 1, 0))
+            layouts.append(rank.order)
+        values = rank.run((0, 1, 2, 3))
+        assert {index: value[0].item() for index, value in values.items()} == {0: 0, 1: 2, 2: 4, 3: 6}
+        return layouts
+
+    assert run_ranks(2, body) == [[[3, 0, 1, 2]] * 2] * 2
+
+
+def test_memory_is_kept_and_gradients_that_somebody_holds_are_left_alone() -> None:
+    def body(group: LocalGroup) -> None:
+        rank = Rank(group)
+        addresses, held = [], []
+        for round_ in range(5):
+            values = rank.run((1,))
+            addresses.append(values[1].data_ptr())
+            if round_ in (1, 2):
+                held.append(values[1])
+            del values
+        own, other = addresses[0], addresses[2]
+        assert addresses == [own, own, other, addresses[3], addresses[3]]
+        assert len({own, other, addresses[3]}) == 3
+        assert [value.tolist() for value in held] == [[2.0, 2.0]] * 2
+        held.clear()
+        assert rank.run((1,))[1].data_ptr() == own
 
     run_ranks(2, body)

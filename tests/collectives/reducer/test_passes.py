@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
-import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.reducer.parameter_hooks import OwnHook, TrainedParameters
+from raydist.collectives.reducer.parameter_hooks import OwnHook
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
 from raydist.core.values import ReduceOp
@@ -135,36 +133,6 @@ def test_the_last_layers_travel_while_the_first_are_computed() -> None:
         return [(layer, calls - before) for layer, calls in events] + [(-1, group.num_calls - before)]
 
     assert run_ranks(2, body) == [[(3, 0), (2, 1), (1, 2), (0, 3), (-1, 4)]] * 2
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.heard: list[int] = []
-        self.parameters = TrainedParameters(self.stray)
-
-    def stray(self, index: int, parameter: torch.nn.Parameter) -> None:
-        assert parameter is self.parameters.all[index]
-        self.heard.append(index)
-
-
-def test_hooks_go_and_keep_nothing_alive() -> None:
-    listener, growing = Listener(), [nn.Parameter(torch.ones(1)) for _ in range(2)]
-    listener.parameters.attach(growing)
-    growing.append(nn.Parameter(torch.ones(1)))
-    listener.parameters.attach(growing)
-    assert listener.parameters.indices == (0, 1, 2)
-    listener.parameters.close()
-    listener.parameters.close()
-    a, b, c = growing
-    (a * b * c).sum().backward()
-    assert not listener.heard
-    assert not listener.parameters.indices
-    listener.parameters.attach((a,))
-    reference = weakref.ref(listener)
-    del listener
-    gc.collect()
-    assert reference() is None
-    (a * 2).sum().backward()
 
 
 Fill = Callable[[nn.Module, torch.Tensor], None]

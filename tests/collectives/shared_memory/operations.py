@@ -45,14 +45,7 @@ Starting = Callable[[Communicator, int, int], Begun]
 @final
 @dataclass(frozen=True)
 class Operation:
-    """See the module.
-
-    Attributes:
-        starting: What each rank does.
-        numel: Of how many elements.
-        entering: How the rank that it is about comes as far as the middle of it, and no further; None where there is no
-            middle: who has begun it has done all that others wait for.
-    """
+    """See the module."""
 
     starting: Starting
     numel: int = SMALL

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
+import gc
 import os
-from collections.abc import Callable
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +17,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydist.collectives.base import Communicator, Work
-from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
-from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
+from raydist.collectives.base import Communicator, Declined, Work
+from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.shared_memory.communicator import SharedMemoryBackend, join
+from raydist.collectives.shared_memory.control import why_unsupported
+from raydist.core.errors import CollectiveMismatchError, DeadlineExceededError, FailedPreconditionError
 from raydist.core.values import ReduceOp
-from tests.collectives.threads import run_ranks, run_sharing, team_on
+from raydist.utils.shared_segment import Segment
+from tests.collectives.processes import ProcessTeam
+from tests.collectives.shared_memory.test_faults import Rounds
+from tests.collectives.threads import begin_threads, run_ranks, run_sharing, team_on
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
@@ -139,3 +149,71 @@ def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on() -> None:
         assert first == other, name
         assert "rank 0: " in first, name
         assert "rank 1: " in first, name
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def store() -> Iterator[RendezvousStore]:
+    with RendezvousStore() as opened:
+        yield opened
+
+
+def meet(store: RendezvousStore, size: int, timeout_s: float) -> dict[int, Any]:
+    members = [store.membership("g", generation=0, rank=rank, world_size=size) for rank in range(size)]
+    return begin_threads({one.rank: functools.partial(join, one, 0, SIZE, timeout_s) for one in members})()
+
+
+def test_ranks_that_cannot_open_the_segment(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(name: str, size: int, token: bytes) -> Segment:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(Segment, "open", staticmethod(elsewhere))
+    reason = "no shared memory: No such file or directory"
+    for outcome in meet(store, 3, 10.0).values():
+        assert isinstance(outcome, Declined), outcome
+        assert str(outcome) == f"every rank must map the segment, got rank 1: {reason}; rank 2: {reason}"
+
+
+def test_a_member_that_fails_on_the_way(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Segment, "accept", fail)
+    outcomes = meet(store, 2, timeout_s=0.5)
+    assert isinstance(outcomes[1], KeyboardInterrupt)
+    assert isinstance(outcomes[0], DeadlineExceededError)
+    assert "rank 1 did not arrive" in str(outcomes[0])
+
+
+def what_is_held() -> set[str]:
+    """Return the segments of which this process has a descriptor or a mapping."""
+    gc.collect()
+    descriptors = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    mappings = Path("/proc/self/maps").read_text().split()
+    return {name for name in (*descriptors, *mappings) if "raydist-shm" in name}
+
+
+def number_held(communicator: Communicator) -> int:
+    return len(what_is_held())
+
+
+def test_a_new_generation_leaves_nothing_of_the_last(shm_team: ProcessTeam) -> None:
+    shm_team.reform()
+    shm_team.run(Rounds(0, by_s=0.0))
+    first = shm_team.run(number_held)
+    for _ in range(2):
+        shm_team.reform()
+        shm_team.run(Rounds(0, by_s=0.0))
+    assert shm_team.run(number_held) == first
+
+
+def test_machines_that_promise_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_unsupported() is None
+    for system, machine in (("linux", "aarch64"), ("darwin", "x86_64")):
+        monkeypatch.setattr(sys, "platform", system)
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        assert why_unsupported() == f"it needs Linux on x86-64, and this is {system} on {machine}"

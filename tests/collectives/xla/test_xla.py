@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +13,11 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.process_group import GlooBackend, wait_slice
+from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.rendezvous import RendezvousStore, connect_store
 from raydist.collectives.xla import communicator
 from raydist.collectives.xla.chip import Chip
-from raydist.collectives.xla.communicator import CallComparison, XlaBackend, XlaGroup
+from raydist.collectives.xla.communicator import CallComparison, XlaBackend
 from raydist.core.errors import FailedPreconditionError, UnavailableError
 from raydist.core.values import ReduceOp
 from tests.collectives.threads import begin_threads
@@ -68,97 +67,6 @@ def test_a_chip_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PJRT_DEVICE", "CPU")
         Chip(0).open()
         assert os.environ["PJRT_DEVICE"] == "CPU"
-
-
-class Ranks:
-    """The other ranks, as a `CallComparison` shows them."""
-
-    def __init__(self, *, here: bool = True, gone: bool = False, decision: bool | None = None) -> None:
-        self.here, self.gone, self.decision = here, gone, decision
-
-    def announce(self, call: str) -> None: ...
-
-    def all_agree(self, deadline: float) -> bool:
-        if self.gone:
-            raise RuntimeError("connection closed by peer")
-        return self.here
-
-    def decide(self, *, go: bool) -> bool:
-        self.decision = go if self.decision is None else self.decision
-        return self.decision
-
-
-class NoChip:
-    def __init__(self) -> None:
-        self.did: list[str] = []
-        self.free = threading.Event()
-        self.free.set()
-
-    def launch(self) -> None:
-        self.did.append("launch")
-
-    def wait(self) -> None:
-        self.free.wait(10)
-        self.did.append("wait")
-
-
-def group_of(ranks: Ranks) -> tuple[XlaGroup, NoChip]:
-    chip: Any = NoChip()
-    calls: Any = ranks
-    return XlaGroup(calls, chip), chip
-
-
-def noted(into: list[str], name: str) -> Callable[[], torch.Tensor]:
-    """A program that notes that it was launched."""
-
-    def program() -> torch.Tensor:
-        into.append(name)
-        return torch.ones(1)
-
-    return program
-
-
-def test_what_was_noted_since_is_no_part_of_a_collective() -> None:
-    group, chip = group_of(Ranks())
-    works = [group.add(name, noted(chip.did, name)) for name in ("a", "b")]
-    for work in works:
-        group.settle()
-        assert wait_slice(work, 1.0)
-    assert [did for did in chip.did if did != "wait"] == ["launch", "launch", "a", "launch", "b"]
-
-
-def test_who_gives_up_what_others_have_begun_does_it_for_them() -> None:
-    for others, launched in ((True, True), (False, False), (None, False)):
-        group, _ = group_of(ranks := Ranks(here=False, decision=others))
-        began: list[str] = []
-        work = group.add("sum", noted(began, "sum"))
-        group.give_up()
-        assert not began  # nothing was announced
-        assert not wait_slice(work, 0.0)
-        group.give_up()
-        group.give_up()
-        assert bool(began) is launched, others
-        assert ranks.decision is launched, others
-
-
-def test_a_rank_that_is_gone_is_an_error_unless_all_have_begun() -> None:
-    group, _ = group_of(Ranks(gone=True, decision=True))
-    assert wait_slice(group.add("sum", lambda: torch.ones(1)), 1.0)
-    group, _ = group_of(Ranks(gone=True, decision=False))
-    with pytest.raises(RuntimeError, match="connection closed by peer"):
-        wait_slice(group.add("sum", lambda: torch.ones(1)), 1.0)
-
-
-def test_a_program_that_does_not_end_is_waited_for_no_longer_than_asked() -> None:
-    group, chip = group_of(Ranks())
-    chip.free.clear()
-    work = group.add("sum", lambda: torch.ones(1))
-    assert not group.stuck
-    assert not wait_slice(work, 0.01)
-    assert group.stuck
-    chip.free.set()
-    assert wait_slice(work, 5.0)
-    assert not group.stuck
 
 
 WORLD = 3
