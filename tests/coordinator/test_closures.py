@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -18,7 +15,6 @@ from raydist.coordinator.worker_pool import PayloadLog
 from raydist.core.nest import flatten
 from raydist.replicas.ps.work_message import PlannedWork
 from raydist.replicas.results import StepResult
-from tests.coordinator.in_process import coordinated, scheduled
 
 WORKERS = st.integers(0, 2)
 
@@ -113,48 +109,6 @@ def test_what_has_not_begun_is_given_up_but_for_what_lies_before_what_has_or_is_
     assert [closure.ended for closure in closures] == [False] * 5 + [True] * 3
     assert all(closure.error is error for closure in closures[5:])
     assert queue.num_open == 5
-
-
-class Log:
-    """Clocks as the workers' own threads count them, and the largest lead with which a closure began."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.finished: Counter[str] = Counter()
-        self.largest_lead = 0
-
-    def begin(self, workers: list[str]) -> None:
-        with self.lock:
-            own = self.finished[threading.current_thread().name]
-            self.largest_lead = max(self.largest_lead, own - min(self.finished[each] for each in workers))
-
-    def end(self) -> None:
-        with self.lock:
-            self.finished[threading.current_thread().name] += 1
-
-
-LOGS: dict[str, Log] = {}
-
-
-def busy(log: str, workers: list[str], seconds: dict[str, float]) -> None:
-    from tests.coordinator.test_closures import LOGS
-
-    LOGS[log].begin(workers)
-    time.sleep(seconds[threading.current_thread().name])
-    LOGS[log].end()
-
-
-@pytest.mark.parametrize(("num_workers", "bound"), [(2, 0), (3, 1)])
-def test_no_closure_begins_further_ahead_than_the_bound(num_workers: int, bound: int) -> None:
-    log = LOGS[f"{num_workers}, {bound}"] = Log()
-    names = [f"worker {number}" for number in range(num_workers)]
-    seconds = {name: 0.0002 * 4**number for number, name in enumerate(names)}
-    with coordinated(num_workers, max_clocks=bound) as (coordinator, _, side):
-        for _ in range(200):
-            scheduled(coordinator, busy, f"{num_workers}, {bound}", names, seconds)
-        coordinator.join()
-        assert len(side.begun) == log.finished.total() == 200
-    assert min(bound, 1) <= log.largest_lead <= bound
 
 
 def finish_one(queue: ClosureQueue, worker: int) -> None:

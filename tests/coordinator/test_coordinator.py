@@ -10,14 +10,26 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import raydist as rd
 from raydist.actors.version_check import Software
+from raydist.cluster.nodes import Cluster, Node
+from raydist.coordinator.launch import PsRequest, plan_ps
+from raydist.coordinator.per_worker import (
+    PerWorkerInput,
+    PerWorkerIterator,
+    PerWorkerValue,
+    _job,
+    _open_iterator,
+    _seeds_of,
+)
 from raydist.coordinator.remote_value import holds_remote
 from tests.coordinator.in_process import TIMEOUTS, ThreadPort, coordinated, scheduled
 from tests.waiting import wait_until
@@ -238,3 +250,108 @@ def test_it_is_no_number_its_parts_are_values_and_it_prints_as_what_it_is() -> N
             _ = value.item
         with pytest.raises(rd.InvalidArgumentError, match=r"can't be an argument of a closure"):
             pickle.dumps(value)
+
+
+# --- the dataset of each worker ---------------------------------------------------------------------------------------
+
+
+def rows(dataset: rd.Dataset, seed: int = 3) -> list[list[int]]:
+    options = rd.Options(seed=seed)
+    return [batch.tolist() for batch in dataset.with_options(options)]
+
+
+def test_parts_of_one_dataset_are_shuffled_alike_and_copies_each_in_its_way() -> None:
+    datasets = [rd.Dataset.range(4)] * 3
+    assert len(set(_seeds_of(datasets, same=True))) == 1
+    assert len(set(_seeds_of(datasets, same=False))) == 3
+    assert _seeds_of([rd.Dataset.range(4).with_options(rd.Options(seed=7))] * 2, same=False) == [7, 7]
+
+
+def test_a_worker_that_starts_again_leaves_out_what_was_used_in_the_same_order() -> None:
+    dataset = rd.Dataset.range(20).shuffle(20).batch(2)
+    job = _job(dataset, "job", 3, 0, rd.InputOptions(), rd.Timeouts())
+    link = mock.MagicMock(key="pass")
+    _open_iterator(link, [job], [dataset._op], rd.InputContext(1, 0, 1), drawn=4, generation=1)
+    assert [call.args for call in link.keyed.call_args_list] == [("pass-0-0",), ("pass-0-1",)]
+    (_, opened) = link.keyed.return_value.call.call_args.args
+    (op,) = pickle.loads(opened.ops)
+    assert rows(rd.Dataset(op)) == rows(dataset)[4:]
+
+
+def test_a_function_must_return_a_dataset() -> None:
+    unused: Any = None
+    made = PerWorkerInput(lambda: 2, unused, unused, rd.Timeouts())
+    with pytest.raises(rd.SpecError, match=r"The function must return an rd\.Dataset, got int"):
+        made.dataset(lambda: 3, None, rd.InputOptions())  # type: ignore[arg-type, return-value]  # the point of this test
+
+
+def test_an_iterator_is_for_schedule_only() -> None:
+    iterator = PerWorkerIterator("it")
+    for use in (next, iter):
+        with pytest.raises(rd.FailedPreconditionError, match=r"Give it to coordinator\.schedule in args"):
+            use(iterator)
+    with pytest.raises(rd.InvalidArgumentError, match=r"It cannot be pickled"):
+        pickle.dumps(PerWorkerValue("v"))
+
+
+# --- workers and servers that are asked for ---------------------------------------------------------------------------
+
+ONE = Cluster(started_here=False, nodes=(Node("a", "10.0.0.1", {"CPU": 4}),))
+TWO = Cluster(started_here=False, nodes=(Node("a", "10.0.0.1", {"CPU": 4}), Node("b", "10.0.0.2", {"CPU": 4})))
+GPUS = Cluster(started_here=False, nodes=(Node("a", "10.0.0.1", {"CPU": 4, "GPU": 2}),))
+
+
+def resolver(jobs: dict[str, list[str]], kind: str | None = None, index: int | None = None) -> Any:
+    return rd.SimpleClusterResolver(rd.ClusterSpec(jobs), kind, index)
+
+
+def test_how_many_where_that_is_left_open() -> None:
+    cases: list[tuple[Cluster, PsRequest, int, int]] = [
+        (ONE, PsRequest(), 3, 1),
+        (TWO, PsRequest(), 2, 1),
+        (GPUS, PsRequest(), 2, 1),
+        (ONE, PsRequest(num_workers=9), 9, 2),
+        (ONE, PsRequest(num_workers=1, num_ps=3), 1, 3),
+    ]
+    for cluster, request, workers, servers in cases:
+        plan = plan_ps("name", request, cluster, rd.Timeouts())
+        assert (len(plan.setups), plan.num_ps, len(plan.bundles)) == (workers, servers, workers + servers)
+        found = [(setup.rank, setup.world_size, len(setup.worker_devices)) for setup in plan.setups]
+        assert found == [(number, 1, 1) for number in range(workers)]
+        assert plan.setups[0].device == ("cuda:0" if cluster is GPUS else "cpu")
+    for num_cores in (2, 3, 5, 9, 64):
+        plan = plan_ps("name", PsRequest(), Cluster(False, (Node("a", "b", {"CPU": num_cores}),)), rd.Timeouts())
+        assert sum(bundle["CPU"] for bundle in plan.bundles) in (num_cores, num_cores - 1), "they fit one node"
+
+
+def test_servers_have_bundles_of_their_own_with_what_was_asked_for() -> None:
+    request = PsRequest(1, 2, {"CPU": 2}, {"CPU": 1, "memory": 1e9})
+    plan = plan_ps("name", request, TWO, rd.Timeouts(), worker_addresses=("10.0.0.2",))
+    assert plan.bundles[:2] == ({"CPU": 1, "memory": 1e9},) * 2
+    assert plan.bundles[2]["CPU"] == 2
+    assert plan.bundles[2]["node:10.0.0.2"] > 0
+
+
+def test_a_resolver_names_workers_and_servers() -> None:
+    found = PsRequest().with_resolver(resolver({"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["d:2"]}))
+    assert (found.num_workers, found.num_ps) == (2, 1)
+    assert (found.worker_hosts, found.server_hosts) == (("a", "b"), ("d",))
+
+
+def test_what_cannot_be_asked_for() -> None:
+    both = {"worker": ["a:1"], "ps": ["b:1"]}
+    bad: list[Any] = [0, -1, 1.5, True]
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: PsRequest().with_resolver(resolver({"worker": ["a:1"]})), r'jobs "worker" and "ps"'),
+        (lambda: PsRequest().with_resolver(resolver({**both, "cook": ["c:1"]})), r"leave other jobs out"),
+        (lambda: PsRequest().with_resolver(resolver(both, "ps", 0)), r"this process is task ps 0.*no program"),
+        (
+            lambda: PsRequest(num_ps=2).with_resolver(resolver(both)),
+            r"num_ps is 2, but the cluster resolver names 1: b\. Leave",
+        ),
+        *((partial(PsRequest, num_workers=each), r"num_workers must be >= 1.*at least one worker") for each in bad),
+        *((partial(PsRequest, num_ps=each), r"num_ps must be >= 1.*at least one parameter server") for each in bad),
+    ]
+    for make, message in cases:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            make()

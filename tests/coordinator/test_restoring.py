@@ -92,23 +92,6 @@ def test_servers_read_what_they_have_and_training_goes_on(
     assert states[0]["steps"] == 23
 
 
-def test_bytes_that_lie_as_slices_do_are_read_once(
-    saved: Saved, read: Counter[tuple[str, str, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And those of a whole tensor by each server that has some of it."""
-    path, _ = saved(momentum, 3, 3)
-    files = [file for name in ("model", "optimizer") for file in opened(path).files(name)]
-    with local_strategy(1, 3, partitioner=FixedShardsPartitioner(3)) as here:
-        run = Run(momentum, here, monkeypatch, seed=7)
-        read.clear()
-        run.checkpoint.restore(path)
-    for file in files:
-        for key, place in file.tensors.items():
-            assert read[file.name, f"tensor {key!r}", True] == place.num_bytes, (file.name, key)
-    assert any(place.rows for file in files for place in file.tensors.values())
-    assert any("first.weight.momentum_buffer" in file.tensors for file in files)
-
-
 @pytest.mark.parametrize("is_there", [True, False])
 def test_files_that_servers_cannot_open_are_the_drivers(
     is_there: bool, saved: Saved, monkeypatch: pytest.MonkeyPatch

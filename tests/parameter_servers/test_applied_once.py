@@ -17,11 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import raydist as rd
 from raydist.parameter_servers.changes import (
-    Answered,
-    AppliedUpdates,
-    CollectedSteps,
     DelayedAnswer,
-    DelayedAnswers,
 )
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
 from raydist.parameter_servers.requests import (
@@ -43,7 +39,6 @@ from raydist.parameter_servers.requests import (
     WriteStates,
 )
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.server_optimizer import PushedRows, ServerGradients
 from tests.parameter_servers.examples import OPTIMIZER, answer, ask, create, servers, slice_of
 
 CLOSURES = 12
@@ -294,60 +289,3 @@ def test_what_optimizers_remember_is_written_once() -> None:
         for states, error in (({7: {}}, "Gradients and states must be of"), ({OPTIMIZER: {9: {}}}, "and not number 9")):
             with pytest.raises(rd.InvalidArgumentError, match=error):
                 server.handle(WriteStates(Sender(0, 0), PushKey(71, 1), states))
-
-
-def test_changes_of_ended_closures_and_of_fenced_generations_are_refused() -> None:
-    updates, sender = AppliedUpdates(), Sender(0, 0)
-    for closure in range(100):
-        key = PushKey(closure, 0, finished_below=max(0, closure - 3))
-        assert updates.enter(sender, key) == "applied"
-        assert len(updates._known) <= 4
-    assert (updates.check(sender, PushKey(5, 7)), updates.check(sender, PushKey(99, 1))) == ("known", "applied")
-    updates.fence(Sender(4, 2))
-    updates.fence(Sender(4, 1))  # told late
-    for generation, verdict in ((0, "fenced"), (2, "fenced"), (3, "applied")):
-        assert updates.enter(Sender(4, generation), PushKey(99, 1)) == verdict
-
-
-def test_an_answer_that_fails_is_an_error_of_its_request() -> None:
-    def fail() -> Answered:
-        raise KeyError("gone")
-
-    delayed = DelayedAnswers()
-    delayed.add(lambda: True, fail)
-    delayed.add(lambda: True, lambda: (ServerAnswer(), []))
-    errors = [told for _, told in delayed.due() if isinstance(told, Exception)]
-    assert repr(errors) == "[KeyError('gone')]"
-    assert len(delayed) == 0
-
-
-def rows(*numbers: int, value: float = 1.0) -> PushedRows:
-    return PushedRows(torch.tensor(numbers), torch.full((len(numbers), 1), value))
-
-
-def test_a_step_is_the_mean_and_a_worker_without_a_gradient_for_a_slice_counts_as_zeros() -> None:
-    steps, pushed = CollectedSteps(), torch.tensor([[4.0], [4.0]])
-    some, of_table = rows(1, 1, value=2.0), rows(3)
-    steps.add(1, 2, 7, ServerGradients({0: torch.tensor([[9.0], [9.0]])}, {}))  # already in the next step
-    steps.add(0, 0, 7, ServerGradients({0: pushed}, {}))
-    steps.add(0, 1, 7, ServerGradients({0: some, 1: rows(0)}, {5: of_table}))
-    steps.add(0, 1, 7, None)  # comes twice
-    for tensor in (pushed, some.values, of_table.values):
-        tensor.fill_(torch.nan)  # the sums are copies
-    steps.expect(0, 3)
-    assert steps.take() is None
-    steps.add(0, 2, 8, ServerGradients({3: torch.tensor([6.0])}, {}))
-    means = steps.take()
-    assert means is not None
-    found = [means[7].slices[0], means[7].slices[1], means[7].tables[5], means[8].slices[3]]
-    values = [each.values if isinstance(each, PushedRows) else each for each in found]
-    assert [each.tolist() for each in values] == [[[2], [4]], [[0.5]], [[0.5]], [6]]
-    steps.drop(1, 1)  # dead: nobody waits for it
-    assert steps.take() is None  # nobody has said how many there are
-    steps.expect(1, 2)
-    means = steps.take()
-    assert means is not None
-    assert torch.equal(means[7].slices[0], torch.tensor([[9.0], [9.0]]))  # type: ignore[arg-type]  # not rows
-    steps.drop(0, 1)
-    steps.expect(0, 2)
-    assert (steps.take(), steps.step) == (None, 2)

@@ -13,10 +13,9 @@ from raydist.parameter_servers.optimizers import (
     has_fused_layout,
     may_fuse,
     require_elementwise,
-    state_bytes_per_byte,
 )
 from raydist.parameter_servers.requests import OptimizerGroup, Push, PushKey, Sender
-from raydist.parameter_servers.server_optimizer import PushedRows, ServerGradients, ServerOptimizer, read_gradients
+from raydist.parameter_servers.server_optimizer import ServerGradients, ServerOptimizer, read_gradients
 from raydist.parameter_servers.server_slices import PsSlices
 from tests.parameter_servers.examples import slice_of, slices_of_zeros
 
@@ -167,14 +166,6 @@ def test_the_trial_leaves_no_trace() -> None:
     assert optimizer.param_groups[0]["params"][0].grad is None
 
 
-def test_what_is_remembered_for_each_byte() -> None:
-    found = []
-    for make in (lambda p: o.SGD(p, lr=0.1), lambda p: o.Adam(p, amsgrad=True), o.Adagrad, o.SparseAdam, Scaled):
-        optimizer: Any = make(new_parameters())
-        found.append(state_bytes_per_byte(type(optimizer), optimizer.param_groups[0]))
-    assert found == [0, 3, 1, 2, 0]
-
-
 def doubles(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.float64)
 
@@ -267,19 +258,3 @@ def test_what_does_not_belong_to_it_is_refused() -> None:
             optimizer.change_options([{}])
         with pytest.raises(rd.InvalidArgumentError, match=r"has 3 slices and not number 7"):
             optimizer.set_state({7: {}})
-
-
-def test_momentum_of_some_slices_only() -> None:
-    with slices_of_zeros(*SLICES) as values:
-        options = options_of(torch.optim.SGD, lr=1.0, momentum=0.5)
-        optimizer = ServerOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0, 2))], values, {})
-        step(optimizer, values, s0=[1.0, 1.0])
-        step(optimizer, values, s0=[1.0, 1.0], s2=[1.0, 1.0])
-        assert values.value(0).tolist() == [-2.5, -2.5]
-        assert values.value(2).tolist() == [-1, -1]
-        optimizer.set_state({})
-        rows = PushedRows(torch.tensor([1, 1]), torch.ones(2, dtype=torch.float64))
-        with values.changing():
-            optimizer.step(ServerGradients({0: rows}, {}))
-        assert optimizer.state()[0]["momentum_buffer"].is_sparse
-        assert optimizer.num_bytes in (16, 2 * 16)  # an index and a value; torch may have added them up

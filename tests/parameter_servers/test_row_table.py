@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -285,22 +284,6 @@ def options_of(kind: type[torch.optim.Optimizer], **options: Any) -> dict[str, A
     return {name: value for name, value in group.items() if name != "params"}
 
 
-class Counting(torch.optim.Optimizer):
-    """Fills its state in other ways than torch's do."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for parameter in self.param_groups[0]["params"]:
-            state = self.state[parameter]
-            if not state:
-                state.update(seen=0, mean=torch.full_like(parameter, 0.5))
-            state.setdefault("largest", torch.zeros_like(parameter))
-            state["seen"] += 1
-            state["mean"].add_(parameter.grad)
-
-
 def test_what_optimizers_remember() -> None:
     for kind, (rows, scalars) in OPTIMIZERS.items():
         memory = RowMemory.of(kind, options_of(kind), torch.float64)
@@ -310,9 +293,6 @@ def test_what_optimizers_remember() -> None:
     assert set(momentum.rows) == {"momentum_buffer"}
     amsgrad = RowMemory.of(torch.optim.Adam, options_of(torch.optim.Adam, amsgrad=True), torch.float32)
     assert "max_exp_avg_sq" in amsgrad.rows
-    own = RowMemory.of(Counting, {"lr": 1.0}, torch.float32)
-    assert {key: float(first) for key, first in own.rows.items()} == {"mean": 0.5, "largest": 0}
-    assert own.scalars == {"seen": 0}
     refused: list[tuple[type[torch.optim.Optimizer], dict[str, Any], str]] = [
         (torch.optim.LBFGS, {}, "closure"),
         (torch.optim.Adafactor, {}, "row_var"),
@@ -339,13 +319,3 @@ def test_options_may_change_from_step_to_step_and_state_that_is_not_used_now_has
     # 1, 0.5, then the buffer: 1 and 0.8 * 1 + 1; then 1.
     assert table.values[0].tolist() == [pytest.approx(-(1 + 0.5 + 1 + 1.8 + 1))] * 2
     assert update.state()["rows"]["momentum_buffer"][:, 0].tolist() == [pytest.approx(1.8), *[0] * (table.count - 1)]
-
-
-def test_gradients_are_not_kept() -> None:
-    update = LazyUpdate(growing(1))
-    for options in ({"lr": 1.0}, {"lr": 1.0, "momentum": 0.9}):
-        gradient = torch.ones(1, 2, dtype=torch.float64)
-        dropped = weakref.ref(gradient)
-        update.apply(torch.tensor([0]), gradient, torch.optim.SGD, options)
-        del gradient
-        assert dropped() is None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ import torch
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.changes import DelayedAnswer
+from raydist.parameter_servers.client import Ask, PsRows, ServerClient
+from raydist.parameter_servers.connection import RequestDispatcher, ServerConnection
 from raydist.parameter_servers.consistency import require_consistency
 from raydist.parameter_servers.requests import (
     Arrive,
@@ -20,8 +25,6 @@ from raydist.parameter_servers.requests import (
     BeginSave,
     CreateSlices,
     DiscardRestore,
-    EndClosure,
-    FenceWorker,
     Finish,
     OptimizerState,
     Pull,
@@ -36,17 +39,19 @@ from raydist.parameter_servers.requests import (
     Statistics,
 )
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.sync_steps import SyncSteps
+from tests.contracts.server_connection import ServerConnectionContract
 from tests.parameter_servers.examples import (
     ME,
     OPTIMIZER,
+    LocalConnection,
     answer,
     ask,
     create,
+    finish_step,
+    optimizer_of,
     push_of,
     servers,
     slice_of,
-    slices_of_zeros,
 )
 
 GRADIENT = torch.ones(2, dtype=torch.float64)
@@ -96,16 +101,6 @@ def test_what_is_not_there() -> None:
         pass
 
 
-def test_values_are_replaced_all_or_none() -> None:
-    with slices_of_zeros(slice_of(1, 2), slice_of(2)) as mine:
-        mine.replace({1: torch.tensor([3.0, 4.0]).double(), 2: torch.tensor(5.0).double()})
-        assert (mine.value(1).tolist(), mine.value(2).item(), mine.version) == ([3, 4], 5, 2)
-        for number, value in ((2, torch.zeros(1).double()), (2, torch.tensor(0.0)), (7, torch.zeros(1))):
-            with pytest.raises(InvalidArgumentError):
-                mine.replace({1: torch.zeros(2).double(), number: value})
-        assert (mine.value(1).tolist(), mine.value(2).item(), mine.version) == ([3, 4], 5, 2)
-
-
 def test_a_restore_with_a_state_of_no_slice_changes_nothing() -> None:
     with servers() as [server]:
         create(server, 2)
@@ -134,35 +129,6 @@ def test_room_for_what_an_optimizer_remembers() -> None:
         create(server, 1000, kind=torch.optim.Adam)
 
 
-def test_the_accepted_gradient_of_a_dead_worker_is_never_late() -> None:
-    """Some servers may have it: the others must get it."""
-    one, other, sync = Sender(0, 0), Sender(1, 0), SyncSteps(0)
-    sync.begin(one, 0)
-    sync.begin(other, 1)
-    sync.arrive(one, PushKey(0, 0), 0)
-    sync.arrive(other, PushKey(1, 0), 0)
-    dead = sync.fence(one)
-    assert dead is not None
-    assert (dead.step, dead.completes) == (0, 2)
-    successor = Sender(0, 1)
-    sync.begin(successor, 0)
-    assert sync.fence(one) is dead  # told twice
-    assert sync._holding == {0: (1, 0), 1: (0, 1)}, "the successor holds its closure"
-    owed = sync.arrive(successor, PushKey(0, 0), 0)
-    assert owed is not None
-    assert owed.step == 1
-    assert sync.arrive(successor, PushKey(0, 1), 0) is None
-    sync.fence(successor)  # before it was decided
-    again = Sender(0, 2)
-    sync.begin(again, 0)
-    owed, last = sync.arrive(again, PushKey(0, 0), 0), sync.arrive(other, PushKey(1, 1), 1)
-    assert owed is not None
-    assert last is not None
-    assert (owed.step, owed.completes) == (last.step, last.completes) == (1, 2)
-    assert sync.arrive(other, PushKey(1, 2, finished_below=1), 1) is None
-    assert sync.arrive(again, PushKey(0, 0), 0) is owed
-
-
 WORKERS = [Sender(worker, 0) for worker in range(3)]
 
 
@@ -175,19 +141,6 @@ def later(server: ParameterServer, request: ServerRequest, *tensors: torch.Tenso
 def due(server: ParameterServer) -> dict[DelayedAnswer, ServerAnswer]:
     told = server.due()
     return {which: each[0] for which, each in told if not isinstance(each, Exception)}
-
-
-def test_the_dead_wait_no_more() -> None:
-    with servers(1, rd.SyncWithBackups(0)) as [server]:
-        slow, fast, _ = WORKERS
-        answer(server, BeginClosure(slow, 0))
-        answer(server, BeginClosure(fast, 1))
-        arrived = later(server, Arrive(fast, PushKey(1, 0), 0))
-        answer(server, FenceWorker(fast))
-        assert due(server)[arrived].verdict == "fenced"
-        for request in (BeginClosure(fast, 3), EndClosure(fast, 3)):
-            assert answer(server, request).verdict == "fenced"
-        assert server.num_waiting == 0
 
 
 def push(sender: Sender, step: int, completes: int, closure: int) -> Push:
@@ -257,3 +210,85 @@ def test_consistency_is_one_of_three_kinds() -> None:
     for kind, number in itertools.product(kinds, (-1, 1.0, True, None, "2")):
         with pytest.raises(rd.InvalidArgumentError, match=rf"{kind.__name__} must be given an int >= 0 \(\w+\), got"):
             kind(number)
+
+
+# --- clients of servers -----------------------------------------------------------------------------------------------
+
+
+class TestLocalConnection(ServerConnectionContract):
+    @contextmanager
+    def connections(self, count: int) -> Iterator[list[ServerConnection]]:
+        with servers(1, rd.SyncWithBackups(0)) as [server]:
+            yield [LocalConnection(server)] * count
+
+
+def test_an_answer_that_cannot_be_given_is_an_error_of_its_own_client() -> None:
+    def fail(answer: object, tensors: object) -> None:
+        raise MemoryError("no room for the answer")
+
+    with servers(1, rd.SyncWithBackups(0)) as [server]:
+        create(server, 2)
+        dispatcher = RequestDispatcher(server)
+        waiting = dispatcher.submit(Pull((), at_least_step=1), (), fail)
+        finish_step(lambda request: dispatcher.submit(request, (), lambda answer, tensors: answer).result(0))
+        assert isinstance(waiting.exception(0), MemoryError)
+
+
+@contextmanager
+def client(count: int = 2, timeout_s: float = 20.0) -> Iterator[tuple[ServerClient, list[ParameterServer]]]:
+    with servers(count, rd.SyncWithBackups(0)) as held:
+        made = ServerClient([LocalConnection(server) for server in held], ME, timeout_s=timeout_s)
+        for number in range(count):
+            values = [torch.full((2,), float(number)).double()]
+            made.exchange({number: Ask(CreateSlices((slice_of(number, 2),)), values)})
+            made.ask(number, optimizer_of(number))
+        yield made, held
+
+
+def targets(count: int = 2) -> dict[int, dict[int, torch.Tensor]]:
+    return {number: {number: torch.full((2,), -1.0).double()} for number in range(count)}
+
+
+def test_all_are_asked_and_what_is_there_already_is_not_read() -> None:
+    with client() as (made, _):
+        into = targets()
+        answers = made.read(into, unless={0: 1})
+        assert {server: answer.version for server, answer in answers.items()} == {0: 1, 1: 1}
+        assert (into[0][0].tolist(), into[1][1].tolist()) == ([-1, -1], [1, 1])
+        assert made.read({0: {}}) == {}
+        assert [answer.value.server for answer in made.ask_all(Statistics())] == [0, 1]
+
+
+def test_an_error_of_one_comes_when_all_have_answered_and_no_target_changes() -> None:
+    with client() as (made, held):
+        into = targets()
+        asks = {0: Ask(Pull((7,))), 1: Ask(Pull((1,)), into=into[1])}
+        with pytest.raises(rd.InvalidArgumentError, match="not number 7"):
+            made.exchange(asks)
+        assert (held[1].stats.pulls, into[1][1].tolist()) == (1, [-1, -1])
+
+
+def test_a_step_is_read_from_all_within_a_limit() -> None:
+    with client(timeout_s=0.1) as (made, _), pytest.raises(rd.DeadlineExceededError):
+        made.read_step(targets(), at_least=1)
+    with client() as (made, held):
+        for _ in range(2):
+            finish_step(lambda request: made.ask(0, request))
+        into = targets()
+        other = made._connections[1]
+        late = threading.Timer(
+            0.1, lambda: [finish_step(lambda request: other.ask(request).answer(10)[0]) for _ in range(2)]
+        )
+        late.start()
+        answers = made.read_step(into, at_least=1)
+        assert {answer.step for answer in answers.values()} == {2}
+        assert into[1][1].tolist() == [1, 1]
+        late.join(10)
+        assert held[1].stats.steps == 2
+
+
+def test_a_table_that_the_servers_do_not_have_is_told() -> None:
+    embedding = rd.ShardedEmbedding(10, 2)
+    rows = PsRows(ServerClient((), ME, timeout_s=1), lambda weight: None)
+    with pytest.raises(rd.FailedPreconditionError, match="must be made under the scope"):
+        rows.pull(embedding.weight, torch.tensor([1]))

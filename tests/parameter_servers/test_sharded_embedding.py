@@ -15,20 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.local_rows import (
-    LocalRows,
     RowGradient,
     access_to,
     add_row_gradient,
-    attach_access,
-    held_rows,
-    hold_rows,
     mark_table,
     pending_rows,
-    reading_rows,
     spec_of,
-    take_held_rows,
 )
 from raydist.parameter_servers.sharded_embedding import ShardedEmbedding, UniqueRows
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
@@ -261,23 +255,6 @@ def test_an_optimizer_that_cannot_step_on_rows_changes_nothing() -> None:
     with pytest.raises(InvalidArgumentError, match="SGD cannot"):
         optimizer.step()
     assert dense.item() == 0
-
-
-def test_rows_lie_here_or_elsewhere_and_whoever_runs_a_step_goes_first() -> None:
-    weight, other = table(), table()
-    there, driver = LocalRows(SPEC), LocalRows(SPEC)
-    assert held_rows(weight) == take_held_rows(weight) == []
-    row_values(weight)
-    hold_rows(other, take_held_rows(weight))
-    assert held_rows(weight) == []
-    assert held_rows(other)[0]["rows"].tolist() == [3, 7]
-    attach_access(other, driver)
-    assert access_to(other) is driver
-    assert held_rows(other) == [], "rows that lie elsewhere are not kept here"
-    with reading_rows(there):
-        assert access_to(other) is there
-    with pytest.raises(FailedPreconditionError, match="must stand for a table"):
-        access_to(torch.nn.Parameter(torch.ones(1)))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")

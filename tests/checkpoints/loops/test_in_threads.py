@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,10 +26,10 @@ from raydist.checkpoints.loop_commands import (
     RequestedSave,
     SaveOutcome,
 )
-from raydist.checkpoints.replica_loop import DrawGate, ManagerProxy, ReplicaLoop, ReplicaLoops
+from raydist.checkpoints.replica_loop import DrawGate, ManagerProxy, ReplicaLoop
 from raydist.checkpoints.run_directory import RunDirectory
 from raydist.checkpoints.saves import ManagerSaves
-from raydist.checkpoints.shards import ShardTerms, ShardWriter
+from raydist.checkpoints.shards import ShardTerms
 from raydist.cluster.preemption import ignore_draws
 from raydist.core.errors import DeadlineExceededError
 from raydist.distributed_dataset import DistributedIterator
@@ -73,15 +70,6 @@ def host() -> Any:
     return SimpleNamespace(
         limit_s=1.0, handle_of=lambda obj: 5 if obj == "known" else None, driver_items=lambda objects: {}
     )
-
-
-def test_the_command_has_the_step_at_the_beginning_of_the_run(tmp_path: Path) -> None:
-    run = RunDirectory(str(tmp_path), "ckpt", Retention(None))
-    cases: list[tuple[Any, Any]] = [(None, (None, 0)), ("known", (5, 0)), (lambda: 7, (None, 7))]
-    for counter, expected in cases:
-        saves = ManagerSaves(contents_of(rd.Checkpoint(state=rd.State())), run, SaveInterval(), counter)
-        command = ManagedLoop("key", saves, 42, [], asynchronous=True).command(host())
-        assert ((command.counter, command.step), command.counts_calls) == (expected, counter is None)
 
 
 def test_a_failed_last_save_does_not_keep_the_process_alive(tmp_path: Path) -> None:
@@ -136,29 +124,6 @@ def test_loops_need_an_iterator_and_a_watching_manager(tmp_path: Path) -> None:
         loop = begin_loop(((1, {"nested": iterator}), {}), host())
         assert loop is not None
         assert [each.directory for each in loop.command().managers] == [str(tmp_path)]
-
-
-def test_all_gates_stop_after_the_same_draw() -> None:
-    pace = random.Random(0)
-    for _ in range(3):
-        gates, drawn = [DrawGate(20.0) for _ in range(4)], [0] * 4
-
-        def draw(rank: int, pause_s: float, gates: list[DrawGate] = gates, drawn: list[int] = drawn) -> None:
-            while not gates[rank].draw():
-                drawn[rank] += 1
-                time.sleep(pause_s)
-
-        threads = [threading.Thread(target=draw, args=(rank, pace.random() / 500)) for rank in range(4)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.02)
-        last = max(gate.hold() for gate in gates)
-        for gate in gates:
-            gate.stop_after(last)
-        for thread in threads:
-            thread.join(20)
-        assert drawn == [last] * 4
-        assert gates[0].draw(), "the gate stays closed"
 
 
 def test_a_held_gate_waits_until_it_may_go_on_but_not_forever() -> None:
@@ -254,19 +219,3 @@ def test_bad_input() -> None:
     with pytest.raises(rd.FailedPreconditionError, match="'checkpoints' was asked for"):
         _ = ManagerProxy("key").checkpoints
     assert not hasattr(ManagerProxy("key"), "_missing")
-
-
-def test_reports_before_during_and_after_a_run() -> None:
-    loops = ReplicaLoops(ShardWriter(0, 1, torch.device("cpu")))
-    assert loops.report(4) is None
-    assert loops.hold(4) is None
-    loops.draw()
-    with loops.running(4, LoopCommand((), 1.0), Rank({})):
-        loops.draw()
-        assert loops.report(4) == LoopReport()
-        assert loops.hold(4) == 1
-        loops.stop_after(4, None)
-        loops.draw()
-        assert loops.hold(4) == 2
-    assert loops.report(4) == LoopReport(ended=True)
-    assert loops.hold(4) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,42 +12,10 @@ import torch
 from torchmetrics import MeanMetric
 
 import raydist as rd
-from tests.checkpoints.loops.training import TrainingOptions, check_preemption_at_a_draw, check_saves_after_draws, names
-from tests.conftest import live_actors
-from tests.shared_strategies import dispatching_thread, use_once
+from tests.checkpoints.loops.training import check_preemption_at_a_draw, check_saves_after_draws, names
 from tests.summary.reading import curves
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
-
-
-class AverageEach(rd.StrategyHooks):
-    """Each replica steps with gradients of its own; after each batch the parameters become their mean."""
-
-    exchanges_gradients = False
-
-    def after_batch(self, variables: rd.ReplicaVariables) -> None:
-        for parameter in variables.parameters():
-            variables.all_reduce(parameter.data, "MEAN")
-
-
-class Averaging(rd.OneNodeStrategy):
-    """A user's strategy."""
-
-    def replica_rules(self) -> rd.StrategyHooks:
-        return AverageEach()
-
-
-@pytest.fixture(scope="module")
-def averaging(
-    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
-) -> Iterator[rd.Strategy]:
-    limits = rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30)
-    with Averaging(2, resources_per_replica={"CPU": 0.01}, timeouts=limits) as strategy:
-        before = live_actors()
-        use_once(strategy)
-        shared_actors.update(live_actors() - before)
-        shared_threads.add(dispatching_thread(strategy))
-        yield strategy
 
 
 def test_replicas_save_between_draws_and_stop_at_one(
@@ -59,16 +26,11 @@ def test_replicas_save_between_draws_and_stop_at_one(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["central", "averaging"])
-def test_replicas_of_other_strategies_save_between_draws_and_stop_at_one(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+def test_replicas_around_one_copy_save_between_draws_and_stop_at_one(
+    central: Callable[[int], rd.CentralStorageStrategy], tmp_path: Path
 ) -> None:
-    pair: Any = request.getfixturevalue(kind)
-    # Before the end of a batch the replicas of `Averaging` differ.
-    options = TrainingOptions(optimizer=torch.optim.SGD, mid_batch=False) if kind == "averaging" else TrainingOptions()
-    strategy = pair if kind == "averaging" else pair(2)
-    check_saves_after_draws(strategy, tmp_path / "saved", options)
-    check_preemption_at_a_draw(strategy, tmp_path / "preempted", options)
+    check_saves_after_draws(central(2), tmp_path / "saved")
+    check_preemption_at_a_draw(central(2), tmp_path / "preempted")
 
 
 def test_running_statistics_of_replicas_are_merged_in_saves(

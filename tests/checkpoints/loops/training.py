@@ -23,17 +23,9 @@ ROWS = 24
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options by which a strategy repeats the training to the bit.
-
-    Attributes:
-        dropout: The probability; 0 where replicas share a generator of random numbers.
-        optimizer: One without state where the state differs between replicas.
-        mid_batch: Also resume from a save before the end of a step.
-    """
+    """Options by which a strategy repeats the training to the bit."""
 
     dropout: float = 0.5
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
-    mid_batch: bool = True
 
 
 DEFAULT = TrainingOptions()
@@ -49,7 +41,7 @@ class Training:
             self.model = torch.nn.Sequential(
                 torch.nn.Linear(1, 4), torch.nn.Dropout(training.dropout), torch.nn.Linear(4, 1)
             ).double()
-            self.optimizer = training.optimizer(self.model.parameters(), lr=0.1)
+            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.progress = rd.State(epoch=0)
         data = rd.Dataset.range(ROWS).shuffle(ROWS, seed=3).batch(4)
         self.data = strategy.distribute_dataset(data)
@@ -99,8 +91,6 @@ def check_saves_after_draws(strategy: rd.Strategy, tmp_path: Path, options: Trai
         assert manager._saves.calls == 6, "counted once, whatever number of replicas calls"
         assert names(tmp_path / "run") == ["ckpt-2", "ckpt-4", "ckpt-6"]
         end = whole.values()
-    if not options.mid_batch:
-        return
     rest = Training(strategy, tmp_path / "other", options, checkpoint_interval=2)
     with rest.manager as manager:
         manager.watch()
