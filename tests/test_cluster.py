@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from raydist.cluster.nodes import (
     connect,
     place,
     release,
-    run_where_it_lasts,
     script_folder_for_workers,
     without_drained,
 )
@@ -207,27 +205,6 @@ def test_the_script_folder_reaches_workers_of_a_job_with_a_working_directory_and
         (in_job({"working_dir": "gcs://a.zip", "env_vars": {"PYTHONPATH": "/mine"}}), [FOLDER]),  # the user has set it
     ):
         assert script_folder_for_workers(environ, SCRIPT, sys_path) == {}, environ
-
-
-def in_a_thread(fn: object) -> None:
-    thread = threading.Thread(target=fn)  # type: ignore[arg-type]  # a function without arguments
-    thread.start()
-    thread.join()
-
-
-def test_a_thread_leaves_it_to_one_that_lasts_until_the_end() -> None:
-    seen: list[threading.Thread] = []
-    ended = threading.Event()
-
-    def start() -> None:
-        seen.append(threading.current_thread())
-
-    in_a_thread(lambda: run_where_it_lasts(start, lambda: (ended.wait(10), None)[1], name="keeper"))
-    (keeper,) = seen
-    assert (keeper.name, keeper.is_alive(), keeper.daemon) == ("keeper", True, True)
-    ended.set()
-    keeper.join(10)
-    assert not keeper.is_alive()
 
 
 def test_without_ray_nothing_is_drained_and_nothing_started() -> None:

@@ -148,22 +148,6 @@ def test_private_names_of_torch_and_ray_stand_in_two_modules_and_stay_few() -> N
     ] == []
 
 
-def test_private_names_are_found() -> None:
-    for source in [
-        "import torch\ntorch._foreach_copy_([], [])",
-        "import torch as t\nt._C._nn.silu",
-        "from torch.nn.modules import batchnorm\nbatchnorm._BatchNorm",
-        "from torch.nn.modules.batchnorm import _BatchNorm",
-        "def f(tensor):\n    return tensor._version",
-        "def f(tensor):\n    return tensor.grad._values().sum()",
-        "def f(module):\n    return getattr(module, '_modules')",
-        "import ray\nray._private.worker.global_worker",
-        "import ray._private.state",
-        "import ray\nray.init(_system_config={})",
-    ]:
-        assert list(private_names(list(ast.walk(ast.parse(source))), set())), source
-
-
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 LEAST_SHARE = 0.85
@@ -224,21 +208,3 @@ def test_messages_show_a_value_or_say_what_to_do() -> None:
     for folder, found in folders.items():
         bad = [text for text, good in found if not good]
         assert len(bad) <= (1 - LEAST_SHARE) * len(found), f"messages in {folder} do neither:\n" + "\n".join(bad)
-
-
-def test_messages_that_do_neither_are_found() -> None:
-    for source in [
-        "raise ValueError",
-        "raise ValueError()",
-        'raise ValueError("Something went wrong.")',
-        'raise ValueError("The server needs no name.")',
-        'raise ValueError("Set of numbers is empty, map of names too.")',
-        'raise ValueError("Its use is not allowed, and the call fails.")',
-        'raise ValueError(f"No value here.")',
-        'raise ValueError("a" + "b")',
-        'raise KeyError("unknown name")',
-        'raise ValueError("closed") if a else KeyError("no")',
-    ]:
-        assert judged(source), source
-        assert not any(good for _, good in judged(source)), source
-    assert judged("raise KeyError(key)") == judged("raise error") == judged("raise _Signal('x')") == []

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.failpoints import FAILPOINT_VARIABLE, KNOWN_FAILPOINTS, failpoint
-from raydist.core.fork_guard import OwningProcess, call_here, end_forked_child, register_after_fork
+from raydist.core.fork_guard import OwningProcess, call_here, register_after_fork
+from raydist.utils import shared_segment as segments
+from raydist.utils.shared_segment import Segment
 from tests.forks import in_a_forked_child
 from tests.import_graph import modules
 
@@ -53,19 +58,6 @@ def test_copies_are_told_and_nothing_is_kept_for_it() -> None:
 
     assert in_a_forked_child(child) == 0
     assert kept.copies == 0
-
-
-def test_a_child_that_a_function_left_behind_ends(capfd: pytest.CaptureFixture[str]) -> None:
-    pid = os.getpid()
-    for error, status in ((None, 0), (KeyError("mine"), 1)):
-        end_forked_child(pid, error)  # not here
-
-        def child(error: BaseException | None = error) -> None:
-            end_forked_child(pid, error)
-            os._exit(9)
-
-        assert in_a_forked_child(child) == status
-        assert ("KeyError: 'mine'" in capfd.readouterr().err) == (error is not None)
 
 
 def test_a_child_that_a_function_forks_does_not_come_back_from_it(tmp_path: Path) -> None:
@@ -173,3 +165,72 @@ def test_names_of_failpoints_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAILPOINT_VARIABLE, "checkpoint.nevermore")
     with pytest.raises(InvalidArgumentError, match="'checkpoint.nevermore'"):
         failpoint(NAME)
+
+
+# --- shared segments --------------------------------------------------------------------------------------------------
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    made = Segment.create_nameless(SIZE)
+    yield made
+    made.close()
+
+
+def test_more_than_the_machine_has_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends processes to make room for files in memory."""
+    monkeypatch.setattr(segments, "free_memory", lambda: SIZE - 1)
+    monkeypatch.setattr(os, "posix_fallocate", pytest.fail)
+    with pytest.raises(OSError, match="65,536 bytes are wanted, 65,535 are left") as caught:
+        Segment.create_nameless(SIZE)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_another_file_of_that_name_is_refused(segment: Segment) -> None:
+    with pytest.raises(OSError, match="somebody else"):
+        Segment.open(segment.name, SIZE, b"x" * 32)
+    with pytest.raises(OSError, match=f"has {SIZE} bytes and should have {SIZE + 1}"):
+        Segment.open(segment.name, SIZE + 1, segment.token)
+    with pytest.raises(FileNotFoundError):
+        Segment.open("raydist-shm-nowhere", SIZE, segment.token)
+
+
+def test_a_child_does_not_hold_for_its_parent(segment: Segment) -> None:
+    holder = Segment.open(segment.name, SIZE, segment.token)
+    holder.hold(1)
+    begun, go_on = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(begun[1], b"x")
+        os.read(go_on[0], 1)
+        os._exit(0)
+    os.read(begun[0], 1)
+    holder.close()
+    held = segment.holds(1)
+    os.write(go_on[1], b"x")
+    os.waitpid(child, 0)
+    for descriptor in (*begun, *go_on):
+        os.close(descriptor)
+    assert not held
+
+
+def test_a_file_without_a_name_is_found_through_its_process(segment: Segment) -> None:
+    before = {path.name for path in Path("/dev/shm").iterdir()}
+    other = Segment.open(segment.name, SIZE, segment.token)
+    segment.view(4096, 1, torch.int64).fill_(7)
+    assert other.view(4096, 1, torch.int64).item() == 7
+    assert bytes(other.bytes()[4096:4104]) == b"\7" + bytes(7)
+    assert other.view(0, 0, torch.float32).shape == (0,)
+    assert {path.name for path in Path("/dev/shm").iterdir()} == before
+    segment.hold(0)
+    assert other.holds(0)
+    segment.close()
+    assert not other.holds(0)
+    with pytest.raises(OSError):  # noqa: PT011  # what is there by then is up to the process
+        Segment.open(segment.name, SIZE, segment.token)
+    other.close()
+    other.close()
+    with pytest.raises(OSError, match="closed"):
+        other.hold(1)
