@@ -89,7 +89,7 @@ def test_one_element_fails_and_all_others_arrive(pool: ActorExecutor, shared_act
     shared_actors |= live_actors()  # the workers that took the place of dead ones
 
 
-@pytest.mark.long  # on workers of this process: test_crash_bisection.py
+@pytest.mark.long  # on workers of this process: test_epoch_pools.py
 def test_a_function_that_always_crashes_ends_the_iteration(pool: ActorExecutor, shared_actors: set[str]) -> None:
     iterator = iterate(Dataset.range(40).map(crashes), lambda options: SharedExecutor(pool))
     for _ in range(2):

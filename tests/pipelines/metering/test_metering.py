@@ -104,7 +104,7 @@ def test_an_iteration_counts_elements_and_bytes_of_every_stage() -> None:
     assert readings["batch-3"].inputs == ("map-1+filter-2",)
     assert readings["map-1+filter-2"].inputs == ("range-0",)
     assert [reading.kind for reading in readings.values()] == ["source", "stage", "stage"]
-    assert sum(reading.busy_s for reading in readings.values()) <= iterator.meters.elapsed_s, "each second is one stage's"
+    assert sum(reading.busy_s for reading in readings.values()) <= iterator.meters.elapsed_s, "seconds count once"
 
 
 def test_datasets_inside_a_function_make_no_meters() -> None:
