@@ -39,6 +39,7 @@ from raydist.parameter_servers.requests import (
     Statistics,
 )
 from raydist.parameter_servers.server import ParameterServer
+from raydist.parameter_servers.sync_steps import SyncSteps
 from tests.contracts.server_connection import ServerConnectionContract
 from tests.parameter_servers.examples import (
     ME,
@@ -151,6 +152,23 @@ def gradient(value: float) -> torch.Tensor:
     return torch.full((2,), value, dtype=torch.float64)
 
 
+def test_a_gradient_of_the_dead_that_some_servers_have_is_never_late() -> None:
+    one, other, sync = Sender(0, 0), Sender(1, 0), SyncSteps(0)
+    sync.begin(one, 0)
+    sync.begin(other, 1)
+    sync.arrive(one, PushKey(0, 0), 0)
+    sync.arrive(other, PushKey(1, 0), 0)
+    dead = sync.fence(one)
+    assert dead is not None
+    assert (dead.step, dead.completes, sync.fence(one)) == (0, 2, dead)
+    successor = Sender(0, 1)
+    sync.begin(successor, 0)
+    owed = sync.arrive(successor, PushKey(0, 0), 0)
+    assert owed is not None
+    assert owed.step == 1
+    assert sync.arrive(successor, PushKey(0, 1), 0) is None, "another one is late"
+
+
 def test_a_step_with_a_backup() -> None:
     with servers(1, rd.SyncWithBackups(1)) as [server]:
         create(server, 2, lr=1.0)
@@ -163,12 +181,15 @@ def test_a_step_with_a_backup() -> None:
         assert due(server)[first].completes == 2
         assert answer(server, Arrive(WORKERS[1], PushKey(1, 0), 0)).verdict == "late"
         waiting = later(server, Pull((0,), WORKERS[1], at_least_step=1))
-        pushed = later(server, push(WORKERS[2], 0, 2, closure=2), gradient(1.0))
+        sent = gradient(1.0)
+        pushed = later(server, push(WORKERS[2], 0, 2, closure=2), sent)
+        sent.fill_(torch.nan)  # the server has a copy
         told, tensors = ask(server, push(WORKERS[0], 0, 2, closure=0), gradient(3.0))
         assert (told.step, tensors[0].tolist()) == (1, [-2, -2])
         answered = due(server)
         assert answered[pushed].verdict == "applied"
         assert answered[waiting].step == 1
+        assert (due(server), server.num_waiting) == ({}, 0), "each is answered once"
         assert answer(server, push(WORKERS[1], 0, 0, closure=1), gradient(9.0)).verdict == "late"
         stats = answer(server, Statistics()).value
         assert (stats.late, stats.steps, stats.pushes) == (2, 1, 2)

@@ -67,6 +67,18 @@ def planned(step: int, *parts: PerReplica) -> PlannedStep:
     return PlannedStep(StepHeader(step, 0, StepPayload(function=b"f")), parts)
 
 
+def test_every_part_is_asked_for_before_a_step_is_sent() -> None:
+    asked: list[str] = []
+
+    class Asked(Stored):
+        def part_on(self, rank: int, *, padding: bool = False) -> Part:
+            asked.append(self.name)
+            return super().part_on(rank, padding=padding)
+
+    assert planned(0, Asked("a"), PerReplica([1, 2]), Asked("b")).carries_values
+    assert asked == ["a", "b"]
+
+
 def test_an_object_that_holds_several_steps_travels_once() -> None:
     steps = [
         planned(5, Stored("a", 0, 0), Stored("a", 1, 0)),

@@ -93,6 +93,15 @@ def test_only_like_steps_go_together() -> None:
     assert not accepts(text, made(1, np.array([b"c"], object)))
 
 
+def test_a_group_is_bounded_by_its_largest_piece() -> None:
+    rows = np.zeros((3, 1000), np.uint8)
+    group = filled(made(0, rows, replicas=2), most_bytes=3999)  # 2000 bytes and 1000
+    assert (group.num_bytes, group.is_full) == (3000, False)
+    assert not accepts(group, made(1, rows, replicas=2))
+    assert accepts(group, made(1, rows[:1], replicas=2))
+    assert filled(made(0, rows), most_bytes=10).is_full, "a large one goes alone"
+
+
 def test_a_step_with_other_leaves_than_rows_goes_alone() -> None:
     for odd in (
         made(0, np.zeros((4, 3)), WholeLeaf(np.zeros(3))),

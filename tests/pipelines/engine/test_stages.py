@@ -201,6 +201,14 @@ def test_the_buffer_never_holds_more_than_the_budget_or_one_element() -> None:
         assert ram.free == bytes_left
 
 
+def test_a_reader_that_stops_early_gives_its_memory_back() -> None:
+    ram, source = Budget(10_000), Source(1 << 30)
+    ahead = reading(source, ram)
+    ahead.get()
+    ahead.stop()
+    assert (source.closed, ram.free) == (True, 10_000)
+
+
 @pytest.mark.parametrize(
     ("executor", "warning"),
     [
