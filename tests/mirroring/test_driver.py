@@ -99,6 +99,8 @@ def test_nothing_is_kept_alive(mirror: Mirror) -> None:
     mirror.run(lambda: None)
     mirror.run(lambda: None)
     assert mirror.replicas[0].parameters() == ()
+    driver = mirror.driver
+    assert not any((driver._variables._records, driver._control._known, driver._states._known))
 
 
 def give_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -182,6 +184,14 @@ def test_objects_sent_with_the_last_step_are_not_sent_as_changes_of_the_next(mir
     assert rates == [[0.5, 0.125]] * 2
 
 
+def test_what_was_prepared_and_never_sent_is_sent_after_a_reset(mirror: Mirror, layer: nn.Linear) -> None:
+    mirror.run(lambda: layer.training)
+    late = linear(mirror)
+    mirror.driver.prepare(lambda: late.training)  # it was not sent: the step before it had failed
+    mirror.driver.reset()
+    assert mirror.run(lambda: late.weight.tolist()) == [[[1.0, 2.0]]] * 2
+
+
 def test_tensors_read_or_made_in_inference_mode_can_be_used_by_later_steps(mirror: Mirror) -> None:
     with mirror.scope():
         model: Any = nn.BatchNorm1d(1)
@@ -220,6 +230,8 @@ def test_release_makes_plain_without_a_fetch_and_where_it_fails(mirror: Mirror) 
     other.link.calls.clear()
     other.driver.release(fetch=False)
     assert other.link.calls == []
+    with pytest.raises(FailedPreconditionError, match="must be open"):
+        other.scope()
     for each in (layer, second):
         assert (type(each), type(each.weight)) == (nn.Linear, nn.Parameter)
 

@@ -167,6 +167,10 @@ def test_kept_numpy_views_write_after_a_step(mirror: Mirror, layer: nn.Linear) -
     view[0, 1] = 50.0  # without a look at the parameter since the step
     assert on_replicas(mirror, layer) == [[[8.0, 50.0]]] * 2
     assert layer.weight.tolist() == [[8.0, 50.0]]
+    mirror.run(sgd_step, layer)
+    view[0, 0] = 9.0
+    assert layer.weight.tolist() == [[9.0, 49.0]]
+    assert on_replicas(mirror, layer) == [[[9.0, 49.0]]] * 2
 
 
 def test_nan_does_not_count_as_a_write(mirror: Mirror, layer: nn.Linear) -> None:

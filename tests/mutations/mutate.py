@@ -171,10 +171,11 @@ def tests_of(file: str, caught: str | None, tree: Path) -> list[list[str]]:
     """Groups of tests for a file: the one that caught it before, its own and its examples, then its package's."""
     *folders, name = Path(file).parts[1:]
     own = Path("tests", *folders, f"test_{name}")
-    before = Path(caught.split()[-1].split("::")[0]) if caught and "::" in caught else own
+    before = Path(caught.split("::")[0].split()[-1]) if caught and "::" in caught else own
     first = [file, *(str(path) for path in dict.fromkeys([before, own]) if (tree / path).exists())]
-    folder = [str(path) for path in [before.parent, Path("tests", *folders), *Path("tests", *folders).parents[:-1]]]
-    return [first, *([path] for path in folder if (tree / path).exists() and path != "tests")]
+    parents = [before.parent, Path("tests", *folders), *Path("tests", *folders).parents[:-1]]
+    folder = dict.fromkeys(str(path) for path in parents if len(path.parts) > 1 and (tree / path).exists())
+    return [first, *([path] for path in folder)]
 
 
 def run(mutation: Mutation, tree: Path) -> str:
@@ -204,7 +205,8 @@ def _failing(tests: list[str], tree: Path) -> str:
         return f"not ended in {LIMIT_S} s"
     if found.returncode in (0, 5):  # 5: no test in there
         return ""
-    failed = [line for line in found.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    lines = found.stdout.splitlines()
+    failed = [line for kind in ("FAILED", "ERROR") for line in lines if line.startswith(kind)]
     return failed[0].split(" - ")[0] if failed else f"exit status {found.returncode}"
 
 

@@ -161,7 +161,8 @@ def test_a_pool_is_idle_only_between_its_blocks(pool: ActorExecutor) -> None:
     assert [int(x) for x in iterate(Dataset.range(5).map(lambda x: x), pool)] == [0, 1, 2, 3, 4]
     assert pool.is_idle(5.0)
     assert [worker.under_way for worker in pool._workers] == [(), ()], "the object store would keep what it has made"
-    assert SharedExecutor(pool).window == pool.window == 4, "on each worker one block runs and one is on its way"
+    assert SharedExecutor(pool).window == pool.window == 4
+    assert ActorExecutor(3).window == 6, "on each worker one block runs and one is on its way"
     assert pool.serves(2, {}, Timeouts(element_s=20.0))
     assert not pool.serves(3, {}, Timeouts(element_s=20.0))
 
