@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ __all__ = ["ClusterScheduling"]
 
 ROOT = Path(__file__).parent.parent
 
-# What they compile has every replica load torch's compiler, for seconds: the same replicas for both.
-COMPILING = ("tests/strategies/test_gradient_kinds.py", "tests/strategies/test_same_as_one_device.py")
+# What tests with the session's cluster name: it, a function that gives its strategies, or the strategies of a module.
+ON_CLUSTER = re.compile(r'ray_cluster: None|"ray_cluster"|: Callable\[\[int\], rd\.\w+Strategy\]|FEW_MAKERS')
+# Those whose strategy is a fixture of a conftest.py.
+OF_CONFTEST = ("tests/training/test_losses.py", "tests/training/test_model_losses.py")
 
 
 class ClusterScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is not annotated
-    """Files go to one process each; those that use a cluster of the session to the one that has it."""
+    """Files go to one process each; those that use a cluster of the session to the one that has it.
+
+    A second cluster, with replicas for a few of them, would take most of a minute.
+    """
 
     def _split_scope(self, nodeid: str) -> Any:
         return scope_of(nodeid.partition("::")[0])
@@ -26,14 +32,13 @@ class ClusterScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is 
 @functools.cache
 def scope_of(file: str) -> str:
     """Return the group of a file's tests: the fixture of the cluster that they share, else the file."""
-    if file in COMPILING:
-        return "compiling"
     path = ROOT / file
     text = path.read_text() if path.suffix == ".py" and path.is_file() else ""
+    if file in OF_CONFTEST or ON_CLUSTER.search(text):
+        return "ray_cluster"
     if "mark.ray" not in text:
         return file
     for fixture in ("nodes: Nodes", "scripts: Scripts"):
         if fixture in text:
             return fixture.partition(":")[0]
-    alone = "ray_cluster" not in text and ("ray_head" in text or "subprocess" in text)
-    return file if alone else "ray_cluster"
+    return file if "ray_head" in text or "subprocess" in text else "ray_cluster"

@@ -27,7 +27,7 @@ _FEW: Any = {
 }
 # Replicas and workers that are kept, because each that starts anew takes seconds: of half a GB each, once tests have
 # had them load what some of them use.
-_MOST_KEPT = 9
+_MOST_KEPT = 10
 
 
 class KeptStrategies:

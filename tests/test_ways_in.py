@@ -31,7 +31,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[RayHead]:
-    with ray_home() as home, running_head(home) as running:
+    spared = ("--no-monitor", "--include-log-monitor=false")  # of nodes to come, and of logs for a driver elsewhere
+    with ray_home() as home, running_head(home, flags=spared) as running:
         yield running
 
 

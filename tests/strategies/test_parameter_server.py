@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import raydist as rd
+from raydist.testing.strategy_contract import check_closing
 from tests.conftest import live_actors
 from tests.shared_strategies import few_workers
 
@@ -323,6 +324,7 @@ def test_closing_ends_scheduling_and_leaves_plain_variables_without_rows_of_tabl
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = few_workers(1)
+    new = iter((made, few_workers(1)))  # the second one is closed before it starts anything
     coordinator = rd.ClusterCoordinator(made)
     with made.scope():
         layer, _, step = momentum_step()
@@ -339,7 +341,7 @@ def test_closing_ends_scheduling_and_leaves_plain_variables_without_rows_of_tabl
         drain()
 
     monkeypatch.setattr(made, "_drain", drain_beside_others)
-    made.close()
+    check_closing(lambda: next(new))
     assert refused
     after_one = layer.weight.detach().clone()
     layer, _, own_step = momentum_step()

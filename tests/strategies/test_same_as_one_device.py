@@ -42,12 +42,12 @@ def replicas(count: int, fixture: str = "mirrored") -> Callable[[pytest.FixtureR
 
 MAKERS = {
     "OneDevice": pytest.param(lambda request: rd.OneDeviceStrategy("cpu")),
-    "Mirrored-3": pytest.param(replicas(3), marks=ON_RAY),
+    "Mirrored-2": pytest.param(replicas(2), marks=ON_RAY),
     "CentralStorage-2": pytest.param(replicas(2, "central"), marks=ON_RAY),
     "MultiWorker-2": pytest.param(replicas(2, "workers"), marks=(*ON_RAY, pytest.mark.long)),
 }
 
-FEW_MAKERS = ("OneDevice", "Mirrored-3", "CentralStorage-2")
+FEW_MAKERS = ("OneDevice", "Mirrored-2", "CentralStorage-2")
 """For tests to which several workers add nothing; test_multi_worker.py checks their gradients on two nodes."""
 
 

@@ -27,15 +27,20 @@ from tests.contracts.exchange_program import check_exchanges
 from tests.xla_world import IS_REAL, TPU_LIMIT_S
 
 pytestmark = pytest.mark.timeout(TPU_LIMIT_S)
+TWO_HOSTS = pytest.mark.skipif(IS_REAL, reason="XLA's CPU devices are one host's, in one process")
 
 
 # The first test of this file: `tpu`, of the next ones, has the slice until the last has ended.
 @pytest.mark.ray
-@pytest.mark.skipif(IS_REAL, reason="XLA's CPU devices are one host's, in one process")
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
-def test_a_host_that_is_gone_is_an_error_within_the_limits(tpu_slices: None, how: signal.Signals) -> None:
+@TWO_HOSTS
+@pytest.mark.long
+def test_a_host_that_is_stopped_is_an_error_within_the_limits(tpu_slices: None) -> None:
     limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
-    strategy = rd.TPUStrategy(accelerator_version="v4", timeouts=limits)
+    check_a_host_that_is_gone(rd.TPUStrategy(accelerator_version="v4", timeouts=limits), signal.SIGSTOP)
+
+
+def check_a_host_that_is_gone(strategy: rd.TPUStrategy, how: signal.Signals) -> None:
+    """It is an error soon; the strategy is at its end."""
     try:
         with strategy.scope():
             model = nn.Linear(1, 1)
@@ -151,6 +156,13 @@ def test_slices_that_cannot_be_had(tpu: rd.TPUStrategy) -> None:
     two = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a", "b", "c"]}))
     with pytest.raises(rd.InvalidArgumentError, match="says 3 hosts, but a v5litepod slice 1x1"):
         _ = rd.TPUStrategy("1x1", cluster_resolver=two).worker_devices
+
+
+# The last one that uses `tpu`.
+@pytest.mark.ray
+@TWO_HOSTS
+def test_a_host_that_is_killed_is_an_error_soon(tpu: rd.TPUStrategy) -> None:
+    check_a_host_that_is_gone(tpu, signal.SIGKILL)
 
 
 V4 = SliceShape.of("v4", "2x2x2")

@@ -19,8 +19,8 @@ from tests.training.toys import Recorder, line, regression, regression_arrays, s
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 BATCH = 4
-# One row, a last batch of one row, of two, and two whole batches; in one step a call and in two.
-SIZES = [(1, 2), (5, 1), (6, 2), (8, 1)]
+# One row, and a last batch of one row, and of two; in one step a call and in two.
+SIZES = [(1, 2), (5, 1), (6, 2)]
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_fit_gives_the_same_parameters_and_history(three: rd.Strategy) -> None:
 
 def test_weights_joined_batches_clipping_and_schedules_give_the_same(three: rd.Strategy) -> None:
     cases: list[tuple[rd.Dataset, int, dict[str, Any]]] = [
-        *((weighted(rows), steps, {}) for rows, steps in SIZES[:3]),
-        *((regression(rows, BATCH), steps, {"accumulate_steps": 2}) for rows, steps in ((1, 1), (14, 2))),
+        *((weighted(rows), steps, {}) for rows, steps in SIZES),
+        (regression(14, BATCH), 2, {"accumulate_steps": 2}),
         *((weighted(rows), steps, {"accumulate_steps": 2}) for rows, steps in ((9, 2), (14, 1))),
     ]
     for number, (data, steps_per_execution, settings) in enumerate(cases):
@@ -166,7 +166,7 @@ def test_metrics_that_guess_from_values_are_the_same(three: rd.Strategy) -> None
         model = built(strategy, net, metrics=metrics, loss=loss, steps_per_execution=steps_per_execution)
         return model.evaluate(data, verbose=False) | model.fit(data, verbose=False).history
 
-    for case in ((9, 1), (14, 2), (33, 1)):
+    for case in ((9, 1), (14, 2)):
         found, expected = numbers(three, *case), numbers(rd.OneDeviceStrategy("cpu"), *case)
         assert {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()} == found, case
 
