@@ -90,9 +90,12 @@ def _start(environment: Mapping[str, str], cpus: Sequence[int], settings: Mappin
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     import ray
 
-    cluster().add_node(num_cpus=0, include_dashboard=False, _system_config={**NOTICE_SOON, **settings})
+    # Nobody reads logs: a monitor of them would be one more process for each node.
+    cluster().add_node(
+        num_cpus=0, include_dashboard=False, include_log_monitor=False, _system_config={**NOTICE_SOON, **settings}
+    )
     for count in cpus:
-        cluster().add_node(num_cpus=count)
+        cluster().add_node(num_cpus=count, include_log_monitor=False)
     ray.init(cluster().address, logging_level=logging.ERROR, log_to_driver=False)
 
 

@@ -13,28 +13,30 @@ from tests.refused import check_refused
 from tests.training.toys import compiled, regression, small_net
 
 
+class FailsLater(rd.Callback):
+    num_evaluations = 0
+
+    def on_test_begin(self, logs: dict[str, Any]) -> None:
+        self.num_evaluations += 1
+        if self.num_evaluations == 2:
+            raise ZeroDivisionError("in the second evaluation")
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(120)
-def test_a_training_is_evaluated_beside_it(ray_cluster: None, tmp_path: Path) -> None:
+def test_a_training_is_evaluated_beside_it_and_an_error_is_told(ray_cluster: None, tmp_path: Path) -> None:
     data = regression(10, 4)
     model = make_model()
-    with rd.SidecarEvaluator(make_model, data, tmp_path, resources={"CPU": 0.01}).start() as evaluator:
+    settings: dict[str, Any] = {"callbacks": [FailsLater()], "resources": {"CPU": 0.01}}
+    with rd.SidecarEvaluator(make_model, data, tmp_path, **settings).start() as evaluator:
         model.fit(data, epochs=1, verbose=False, checkpoint=tmp_path)
         found = evaluator.wait(1, timeout_s=60)
+        assert [(each.step, each.logs) for each in found] == [(3, model.evaluate(data, verbose=False))]
         with pytest.raises(rd.FailedPreconditionError, match="must be started once"):
             evaluator.start()
-    assert [(each.step, each.logs) for each in found] == [(3, model.evaluate(data, verbose=False))]
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-def test_an_error_is_told(ray_cluster: None, tmp_path: Path) -> None:
-    def make_nothing() -> Any:
-        raise ZeroDivisionError("no model")
-
-    sidecar = rd.SidecarEvaluator(make_nothing, regression(4, 4), tmp_path, resources={"CPU": 0.01})
-    with sidecar.start() as evaluator, pytest.raises(ZeroDivisionError, match="no model"):
-        evaluator.wait(1, timeout_s=60)
+        model.fit(data, epochs=2, verbose=False, checkpoint=tmp_path)
+        with pytest.raises(ZeroDivisionError, match="in the second evaluation"):
+            evaluator.wait(2, timeout_s=60)
 
 
 def test_bad_settings(tmp_path: Path) -> None:
