@@ -22,13 +22,7 @@ IDLE_S = 3.0  # how long a node without work stays
 
 @contextlib.contextmanager
 def autoscaling_head(home: RayHome, node_types: Mapping[str, Mapping[str, Any]], max_nodes: int) -> Iterator[RayHead]:
-    """A head node whose autoscaler (version 2, as `ray up` starts it) adds nodes of these types and removes idle ones.
-
-    Args:
-        home: Its files.
-        node_types: Resources of one node, and how many there may be at most, by name.
-        max_nodes: Added nodes at most, of all types together.
-    """
+    """A head node whose autoscaler (version 2, as `ray up` starts it) adds and removes nodes of these types."""
     (port,) = free_ports(1)
     address = f"{get_node_ip_address()}:{port}"
     config = home.folder / "autoscaling.json"

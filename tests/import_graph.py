@@ -22,14 +22,9 @@ _MODULE_NAME = re.compile(rf"{ROOT}(\.\w+)+(:\w+)?")
 
 @dataclass(frozen=True, order=True)
 class Import:
-    """One import.
+    """One import."""
 
-    Attributes:
-        name: Absolute: "raydist.core.nest.flatten", "numpy"; begins with a dot where it is relative.
-        kind: How it is imported.
-    """
-
-    name: str
+    name: str  # absolute: "raydist.core.nest.flatten", "numpy"; begins with a dot where it is relative
     kind: Kind
 
 

@@ -20,15 +20,9 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Machine:
-    """One of them.
+    """One of them. What Ray writes is in a folder that each machine has for itself."""
 
-    Attributes:
-        name: Of its network namespace.
-        address: Its IP address.
-        home: Ray's files; what it writes is in a folder that each machine has for itself.
-    """
-
-    name: str
+    name: str  # of its network namespace
     address: str
     home: RayHome
 

@@ -25,12 +25,7 @@ STOP_S = 20.0
 
 @dataclass(frozen=True)
 class RayHome:
-    """The folder in which a Ray keeps its files, and the environment of processes that use this Ray.
-
-    Attributes:
-        folder: Everything that Ray writes: logs, sockets, the address of the running cluster, the token.
-        environment: For processes of the test.
-    """
+    """The folder in which a Ray keeps its files, and the environment of processes that use this Ray."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -72,15 +67,10 @@ class RayHome:
 
 @dataclass(frozen=True)
 class RayHead:
-    """A running head node.
+    """A running head node."""
 
-    Attributes:
-        home: Its files and environment; `RAY_ADDRESS=auto` with that environment finds it.
-        dashboard: URL that `ray job submit --address` takes.
-    """
-
-    home: RayHome
-    dashboard: str
+    home: RayHome  # `RAY_ADDRESS=auto` with its environment finds it
+    dashboard: str  # URL that `ray job submit --address` takes
 
     @property
     def address(self) -> str:
@@ -125,14 +115,7 @@ def free_ports(count: int) -> list[int]:
 def running_head(
     home: RayHome, *, port: int | None = None, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[RayHead]:
-    """Start a head node with a dashboard; stop it, and only it, at the end.
-
-    Args:
-        home: Its files.
-        port: Of its GCS; a free one unless given.
-        flags: More of them for `ray start`.
-        environment: Variables for its processes alone.
-    """
+    """Start a head node with a dashboard; stop it, and only it, at the end. `environment`: for it alone."""
     own_port, dashboard_port, agent_port, client_port = free_ports(4)
     command = [
         *(str(RAY), "start", "--head", "--block", f"--port={port or own_port}", *flags),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import pickle
 import threading
@@ -381,6 +382,12 @@ def test_invalid_numbers_and_unwritable_directories_are_errors(saves: ManagerSav
 def saves_of(directory: Path, checkpoint: rd.Checkpoint) -> ManagerSaves:
     run = RunDirectory(str(directory), "ckpt", Retention(2))
     return ManagerSaves(contents_of(checkpoint), run, SaveInterval(), None)
+
+
+def test_the_watch_does_not_keep_a_dropped_manager_alive(tmp_path: Path) -> None:
+    watch = ManagerWatch(saves_of(tmp_path, rd.Checkpoint(state=rd.State())), 7)
+    gc.collect()
+    assert watch.saves is None
 
 
 def test_a_batch_of_a_plain_iterator_is_put_back(tmp_path: Path) -> None:

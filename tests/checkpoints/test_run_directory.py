@@ -267,10 +267,11 @@ def test_a_read_only_directory_is_reported(tmp_path: Path, monkeypatch: pytest.M
         assert not lock.is_acquired
 
 
-def test_a_lock_file_that_could_not_be_removed_does_not_block_this_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing", ["remove", "alone"])  # nobody else may take it while it is removed
+def test_a_lock_file_that_could_not_be_removed_does_not_block_this_process(failing: str, tmp_path: Path) -> None:
     first, second = DirectoryLock(LocalFiles(str(tmp_path))), DirectoryLock(LocalFiles(str(tmp_path)))
     first.acquire()
-    with mock.patch.object(LocalFiles, "remove", side_effect=OSError("the store is down")):
+    with mock.patch.object(LocalFiles, failing, side_effect=OSError("the store is down")):
         first.release()
     assert (tmp_path / LOCK_FILE).exists()
     second.acquire()

@@ -102,11 +102,14 @@ def test_what_is_not_there() -> None:
         pass
 
 
-def test_a_restore_with_a_state_of_no_slice_changes_nothing() -> None:
+def test_a_restore_of_what_does_not_fit_changes_nothing() -> None:
     with servers() as [server]:
         create(server, 2)
         with pytest.raises(InvalidArgumentError, match="not number 9"):
             server._state.replace({}, {0: GRADIENT}, {OPTIMIZER: {9: {}}})
+        for values in ({0: GRADIENT, 9: GRADIENT}, {0: GRADIENT[:1]}, {0: GRADIENT.float()}):
+            with pytest.raises(InvalidArgumentError):
+                server._state.replace({}, values, {})
         assert ask(server, Pull((0,)))[1][0].tolist() == [0, 0]
 
 

@@ -1,12 +1,8 @@
 """Random pipelines from all operations over small sources, for property tests.
 
-`pipelines()` is a hypothesis strategy. What it draws is a description: `pipeline.build()` makes the dataset, anew at
-every call.
-
-All of them end, and depend on the seed of the iteration alone: what is built twice has the same elements. Some of these
-are errors.
-
-A step accepts some *kinds* of elements and makes some kind; `STEPS` holds them. To add an operation, add a line there.
+`pipelines()` draws descriptions, and `pipeline.build()` makes a dataset anew at every call. All of them end, and
+depend on the seed of the iteration alone. Some elements are errors. A step accepts some *kinds* of elements and makes
+some kind; `STEPS` holds them. To add an operation, add a line there.
 """
 
 from __future__ import annotations

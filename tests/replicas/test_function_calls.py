@@ -111,6 +111,19 @@ def test_what_a_writer_has_to_say_is_said_where_steps_are_dispatched(tmp_path: P
             summaries.order()
 
 
+def test_mirrored_modules_are_guarded_meanwhile_and_no_longer() -> None:
+    alone, found = Alone(), []
+
+    def step(number: int) -> None:
+        found.append(alone.mirror.guard().is_on)
+        assert 1 // number
+
+    alone.call(step, 1)
+    with pytest.raises(ZeroDivisionError):
+        alone.call(step, 0)
+    assert (found, alone.mirror.guard().is_on, rd.has_strategy()) == ([True, True], False, False)
+
+
 # --- the state that only one replica has ------------------------------------------------------------------------------
 
 
@@ -129,6 +142,11 @@ def test_generators_go_back_to_every_state_that_was_packed() -> None:
             np.random.seed(number)
         if number % 3 == 0:
             np.random.randn()  # leaves a second number behind, which changes nothing else
+    np.random.seed(0)
+    np.random.randn()
+    holds_one = generators.pack()
+    np.random.randn()
+    assert generators.pack() != holds_one
     for number in (39, 3, 20, 0):
         restore_generators(states[number])
         assert draws()[: 1 + number % 5] == seen[number]

@@ -201,6 +201,12 @@ def test_an_abort_that_comes_late_leaves_the_next_generation_alone() -> None:
     assert not groups.works()
 
 
+def test_a_gpu_that_torch_does_not_see_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(FailedPreconditionError, match=r"Replica 0 was given a GPU.*sees none"):
+        ReplicaRunner(replace(SETUP, device="cuda:0"))
+
+
 def test_steps_behind_one_that_fails_are_refused_and_those_before_it_told() -> None:
     runner = ReplicaRunner(SETUP, Alone())
     runner.join(generation(0))

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.dataset import Dataset
-from raydist.pipelines.elements.function_results import large_blocks
+from raydist.pipelines.elements.function_results import ReusedResults, large_blocks
+from raydist.pipelines.elements.functions import RowCalls
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.rows import block_of_rows
 from tests.contracts.op import collect, iterate
@@ -122,6 +123,15 @@ def test_elements_are_what_was_returned() -> None:
             expected = [block_of_rows([copy.deepcopy(fn(i))]).row(0) for i in range(num_rows)]
             made = list(Dataset.range(num_rows).map(make(), num_parallel_calls=1).as_numpy_iterator())
             np.testing.assert_equal(made, expected, err_msg=f"{name} {num_rows}")
+
+
+def test_what_was_found_to_be_reused_is_copied_in_later_blocks() -> None:
+    reused, fn, found = ReusedResults(), returning(np.zeros(1), np.ndarray.fill), list[float]()
+    for at in (0, 3, 6):
+        calls = RowCalls(fn, block_of_rows([at, at + 1, at + 2]), at)
+        results, _ = reused.begin(calls, 3)
+        found += [float(each[0]) for each in results + calls.take(3 - len(results))[0]]
+    assert found == list(range(9))
 
 
 LARGE = 1 << 18  # float64: 2 MiB

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raydist import Dataset, TFRecordDataset, TFRecordWriter
+from raydist import Dataset, FailedPreconditionError, TFRecordDataset, TFRecordWriter
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.sources import row_lines, table_files
 from raydist.pipelines.sources.file_format import TableReader
@@ -127,6 +127,17 @@ def refuse_to_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return open_file(rows, path)
 
     monkeypatch.setattr(FileRows, "_open", on_workers)
+
+
+def test_a_state_of_more_files_is_refused(tmp_path: Path) -> None:
+    names = [str(tmp_path / f"{number}.csv") for number in range(3)]
+    for name in names:
+        Path(name).write_text("x\n1\n")
+    first, other = (Dataset.from_csv(some).as_numpy_iterator() for some in (names, names[:1]))
+    next(first), next(first), next(first)
+    other.load_state_dict(first.state_dict())
+    with pytest.raises(FailedPreconditionError, match="it is of file 3, and from_csv has 1 files"):
+        next(other)
 
 
 def test_saved_elements_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,16 @@ def test_credentials_are_never_shown() -> None:
         assert "secret" not in text
 
 
+def test_what_a_server_says_does_not_show_credentials() -> None:
+    def refuse(_: object) -> NoReturn:
+        raise OSError("memory://key:hidden@bucket/x")
+
+    with pytest.raises(FailedPreconditionError) as raised:
+        directory_files("memory://key:hidden@bucket/x").write("a", refuse)
+    assert raised.value.__cause__ is None  # it shows what the server says
+    assert "hidden" not in f"{raised.value} {getattr(raised.value, '__notes__', ())}"
+
+
 def test_one_is_inside_and_nothing_stays_there(tmp_path: Path) -> None:
     inside, counts = 0, []
 
