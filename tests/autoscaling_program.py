@@ -1,8 +1,4 @@
-"""A program on an autoscaling cluster, in a process of its own; prints one line of JSON.
-
-It asks for what no node could hold, starts a strategy that needs two more nodes, loses a node, and reads by
-input workers on nodes of their own.
-"""
+"""A program on an autoscaling cluster, in a process of its own; prints one line of JSON."""
 
 from __future__ import annotations
 

@@ -9,10 +9,7 @@ __all__ = ["fork_server"]
 
 
 def fork_server() -> ForkServerContext:
-    """Start of processes: as forks of a process that did nothing else, so that they hold nothing of a test.
-
-    That process is started for the first of them and ends with this one.
-    """
+    """Start of processes: as forks of a process that did nothing else, so that they hold nothing of a test."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "raydist.collectives.opening"])
     return context

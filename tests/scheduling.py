@@ -20,10 +20,7 @@ OF_CONFTEST = ("tests/training/test_losses.py", "tests/training/test_model_losse
 
 
 class ClusterScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist is not annotated
-    """Files go to one process each; those that use a cluster of the session to the one that has it.
-
-    A second cluster, with replicas for a few of them, would take most of a minute.
-    """
+    """Files go to one process each; those that use a cluster of the session to the one that has it."""
 
     def _split_scope(self, nodeid: str) -> Any:
         return scope_of(nodeid.partition("::")[0])

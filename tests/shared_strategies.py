@@ -114,10 +114,7 @@ def coordinating_thread(strategy: rd.Strategy) -> threading.Thread:
 
 @pytest.fixture(scope="module")
 def tpu_slices(ray_cluster: None) -> Iterator[None]:
-    """Two slices without TPUs: a v4 one for `tpu`, and a v5litepod one of one chip that is free.
-
-    The v4 one has two hosts, of two chips each; by the real torch_xla, whose CPU devices are in one process, one host.
-    """
+    """Two slices without TPUs: a v4 one for `tpu`, and a v5litepod one of one chip that is free."""
     with tpu_slice("slice-a", "v4", "2x2x1", chips=4 if IS_REAL else 2), tpu_slice("slice-b", "v5litepod", "1x1"):
         yield
 

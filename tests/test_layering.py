@@ -1,7 +1,4 @@
-"""Imports point down, in the package and inside its folders, and never in a circle. Ray and torch stay in their places.
-
-That holds for every kind of import: at run time, inside functions, for type checkers alone, by a name in a string.
-"""
+"""Imports point down, in the package and inside its folders, and never in a circle. Ray and torch have their places."""
 
 from __future__ import annotations
 

@@ -24,10 +24,7 @@ TOO_LONG = (subprocess.TimeoutExpired, TimeoutError, pytest.fail.Exception)
 
 @final
 class WatchedProgram:
-    """A program that runs, and what it has printed so far.
-
-    Its output goes to files: a pipe would be held open by what the program has started.
-    """
+    """A program that runs, and what it has printed so far."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], out: IO[bytes], err: IO[bytes], variables: Mapping[str, str]

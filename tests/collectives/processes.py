@@ -60,10 +60,7 @@ def rank_main(requests: Connection, timeout_s: float, backend: str, device: str)
 
 
 class ProcessTeam(Team):
-    """A team of processes with a backend between them; on "cuda" each has a device of its own.
-
-    `hosts` are the names of the hosts that the ranks are said to be on.
-    """
+    """A team of processes with a backend between them; on "cuda" each has a device of its own."""
 
     def __init__(
         self,

@@ -39,10 +39,7 @@ _FILES = tempfile.TemporaryDirectory()
 @final
 @dataclass(frozen=True, repr=False, eq=False)
 class Pipeline:
-    """One method call and what it is called on: `input.method(*args, **keywords)`; without input, on the class.
-
-    Where one pipeline stands at several places, one dataset object does.
-    """
+    """One method call and what it is called on: `input.method(*args, **keywords)`; without input, on the class."""
 
     method: str
     args: tuple[Any, ...]

@@ -1,7 +1,4 @@
-"""Nodes that hold stored results are killed: the elements and their order stay the same.
-
-Tests without nodes, of the same: `test_stored_results.py`.
-"""
+"""Nodes that hold stored results are killed: the elements and their order stay the same."""
 
 from __future__ import annotations
 
