@@ -192,6 +192,16 @@ def test_what_was_prepared_and_never_sent_is_sent_after_a_reset(mirror: Mirror, 
     assert mirror.run(lambda: late.weight.tolist()) == [[[1.0, 2.0]]] * 2
 
 
+def test_a_read_that_failed_is_tried_again(mirror: Mirror, layer: nn.Linear) -> None:
+    mirror.run(lambda: layer.eval() and None)
+    replicas = list(mirror.replicas)
+    mirror.link.replicas.clear()
+    with pytest.raises(IndexError):
+        _ = layer.training
+    mirror.link.replicas += replicas
+    assert not layer.training
+
+
 def test_tensors_read_or_made_in_inference_mode_can_be_used_by_later_steps(mirror: Mirror) -> None:
     with mirror.scope():
         model: Any = nn.BatchNorm1d(1)

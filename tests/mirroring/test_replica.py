@@ -185,6 +185,8 @@ def test_merged_metrics_and_statistics_equal_those_the_driver_reads() -> None:
         assert each.metrics["mean"]["_update_count"] == expected["_update_count"]
         assert len(each.metrics["mean"][STATES_BY_RANK]) == len(shares) == 3
     assert torch.cat(expected["seen"]).tolist() == [9, 0, 1, 2]
+    mean.reset()
+    assert mirror.driver.states_by_rank(mean) == [], "no replica has what the driver wrote"
 
 
 def test_items_that_the_driver_adds_come_first_once_they_are_sent() -> None:

@@ -151,8 +151,8 @@ def test_how_many_workers_and_with_which_devices() -> None:
         ([HEAD, BIG], "GPU:0", r"take the GPUs .* none of the 2 nodes"),
         (
             [HEAD, TWO_GPUS, FOUR_GPUS],
-            ["GPU:0", "GPU:7"],
-            r"but GPU:7 was asked for.* more than 4 GPUs: GPU:0 to GPU:3\. Name",
+            ["GPU:0", "GPU:4"],
+            r"but GPU:4 was asked for.* more than 4 GPUs: GPU:0 to GPU:3\. Name",
         ),
     ]
     for nodes, devices, message in refused:

@@ -153,6 +153,18 @@ def test_the_denominator_is_global() -> None:
     assert compute_average_loss(torch.zeros(0), global_batch_size=0).item() == 0.0
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_shares_of_replicas_add_up_to_the_mean_over_the_global_batch(two: rd.MirroredStrategy) -> None:
+    def share(rows: torch.Tensor) -> torch.Tensor:
+        return compute_average_loss(rows.float())
+
+    batch = next(iter(two.distribute_dataset(rd.Dataset.range(5).batch(5))))
+    assert float(sum(two.local_results(two.run(share, args=(batch,))))) == 2.0
+    shares = two.local_results(two.run(share, args=(torch.tensor([1, 3]),)))
+    assert [float(each) for each in shares] == [1.0, 1.0]
+
+
 def test_average_losses_that_cannot_be() -> None:
     bad: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
         ({"per_example_loss": torch.tensor(1.0)}, rd.InvalidArgumentError, "one loss per row"),

@@ -44,7 +44,7 @@ ALL = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "evaluator": ["d:1"]}
 WRONG: tuple[tuple[Any, dict[str, list[str]], str], ...] = (
     (("worker", 1), ALL, r"as task chief 0 \(a:1\).* is task worker 1\. On the"),
     (("evaluator", 0), ALL, r"as task chief 0 \(a:1\).* is task evaluator 0\. On the"),
-    (("worker", 7), {"worker": ["a", "b"]}, r"is task worker 7 \(TF_CONFIG\?\), and of that job there are 2: a, b\."),
+    (("worker", 2), {"worker": ["a", "b"]}, r"is task worker 2 \(TF_CONFIG\?\), and of that job there are 2: a, b\."),
     ((None, 1), {"worker": ["a", "b"]}, r"the index 1 alone .*Name its type"),
     (("chief", 0), {"chief": ["a", "b"]}, r"one chief, .* got \['a', 'b'\]\. Make workers"),
     (("worker", 1), {}, r"task worker 1 .*, and no cluster is named\. Name it"),
