@@ -17,11 +17,14 @@ from torch import nn
 
 from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.local_rows import (
+    LocalRows,
     RowGradient,
     access_to,
     add_row_gradient,
+    attach_access,
     mark_table,
     pending_rows,
+    reading_rows,
     spec_of,
 )
 from raydist.parameter_servers.sharded_embedding import ShardedEmbedding, UniqueRows
@@ -342,3 +345,11 @@ def test_copies_are_their_own() -> None:
         twin.mul_(2)
         assert twin.joined()[1].tolist() == [[10, 10]]
     assert as_dict(parameter) == {2: [5, 5]}
+
+
+def test_whoever_runs_a_step_goes_first() -> None:
+    weight, there, driver = table(), LocalRows(SPEC), LocalRows(SPEC)
+    attach_access(weight, driver)
+    assert access_to(weight) is driver
+    with reading_rows(there):
+        assert access_to(weight) is there

@@ -13,7 +13,7 @@ from raydist.actors.epochs.batch_group import StepBatch
 from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.actors.epochs.merged_epoch import MergedEpoch, MergedSteps
 from raydist.actors.epochs.served_epoch import Poll, Position, QueueEntry
-from raydist.core.errors import SpecError
+from raydist.core.errors import SpecError, UnavailableError
 from raydist.core.nest import flatten
 from raydist.options import InputOptions, Options, Timeouts
 from raydist.pipelines.metering.stats import PipelineStats
@@ -183,3 +183,18 @@ def test_each_worker_learns_how_far_the_readers_are() -> None:
     steps = merged(empty, empty)
     assert steps.next_entry() is None
     assert steps.done_by(0) == (2, 2), "a worker that made steps without rows only can make more"
+
+
+def test_a_lost_worker_ends_the_pass_and_is_named(bench: Bench) -> None:
+    workers = Worker(steps(2)[:2]), Worker(steps(1, 10)[:1])
+    made = bench.start(*workers)
+    assert read(made, 0)
+    workers[1].fail(UnavailableError("the input pipeline x is gone"))
+    (entry,) = read(made, 1)
+    assert entry.last
+    assert entry.error is not None
+    error = entry.error.restore()
+    assert isinstance(error, UnavailableError)
+    assert error.__notes__ == ["It made the batches of worker 1 of 2.", "In epoch 0."]
+    assert made.join(5.0)
+    assert all(worker.closed for worker in workers)
