@@ -97,6 +97,7 @@ def test_a_subclass_keeps_its_class_its_forward_and_its_hooks() -> None:
     with pytest.raises(ValueError, match="expected 2D or 3D"):
         layer(torch.ones(3))
     assert torch.equal(torch.nn.functional.batch_norm(torch.ones(2, 2), None, None, training=True), torch.zeros(2, 2))
+    assert torch.overrides._get_current_function_mode_stack() == [], "other layers would use the global batch"
 
 
 def test_what_torch_made_of_layers_keeps_hooks_parametrizations_and_flags() -> None:

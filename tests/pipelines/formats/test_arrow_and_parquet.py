@@ -19,7 +19,7 @@ import pytest
 
 import raydist as rd
 from raydist.core.errors import DataLossError, InvalidArgumentError
-from raydist.pipelines.formats.arrow_file import ArrowFile, as_arrow_file
+from raydist.pipelines.formats.arrow_file import ArrowFile, as_arrow_file, map_stream
 from raydist.pipelines.formats.files import open_file
 from raydist.pipelines.formats.parquet_file import ParquetFile, parse_footer, read_struct
 
@@ -86,6 +86,17 @@ def test_a_dictionary_that_would_take_all_memory(tmp_path: Path) -> None:
     with pytest.raises(DataLossError, match="at most 65536 bytes, .* Raise max_batch_bytes"):
         file.batch(0)
     file.close()
+
+
+def test_a_mapped_file_that_shrinks_is_not_read(tmp_path: Path) -> None:
+    path, table = str(tmp_path / "x"), pa.table({"x": [1, 2]})
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    mapped = map_stream(path)
+    assert mapped.batch(0).num_rows == 2
+    os.truncate(path, 10)
+    with pytest.raises(DataLossError, match=r"must keep its size of \d+ bytes while it is mapped .*byte 10"):
+        mapped.batch(0)
 
 
 # A thread that lets go of a closed file 0.3 s after its reader has answered, as Arrow's may do.
