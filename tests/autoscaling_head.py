@@ -1,8 +1,4 @@
-"""An autoscaling cluster of a test's own: Ray's fake multi-node provider, which starts raylets on this machine.
-
-`ray.cluster_utils.AutoscalingCluster` would do, but it needs a file that the wheel leaves out, and it begins with `ray
-stop --force`, which ends every Ray of the machine.
-"""
+"""An autoscaling cluster of a test's own: Ray's fake multi-node provider, which starts raylets on this machine."""
 
 from __future__ import annotations
 

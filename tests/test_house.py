@@ -1,10 +1,4 @@
-"""Names that can be told apart, private names of torch and Ray in `raydist/compat/` alone, and errors that teach.
-
-A message of an error shows a value if anything is put into it: a replacement in an f-string, `%`, a call that makes the
-text. It says what to do if it has the word "must" (or "needs ..., got ..."), or if a sentence or clause begins with a
-verb of `VERBS` in the imperative. Counted is every `raise` that makes an error; not signals that carry no message
-(`StopIteration`, a bare `KeyError(key)`, exceptions whose names begin with an underscore).
-"""
+"""Names that can be told apart, private names of torch and Ray in `raydist/compat/` alone, and errors that teach."""
 
 from __future__ import annotations
 

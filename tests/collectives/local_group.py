@@ -1,7 +1,4 @@
-"""Groups whose ranks are threads of one process: for tests, and as a reference implementation of collectives.
-
-The threads share a :class:`LocalHub`. Reductions run in rank order, so results are the same bits every time.
-"""
+"""Groups whose ranks are threads of one process: for tests, and as a reference implementation of collectives."""
 
 from __future__ import annotations
 

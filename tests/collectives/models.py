@@ -147,10 +147,7 @@ def train_together(
     compression: Literal["fp16", "bf16"] | None = None,
     wrap: Callable[[LocalGroup], Communicator] = lambda group: group,
 ) -> list[nn.Module]:
-    """The same on replicas that each take a piece of every batch; those without rows run on two others.
-
-    `wrap` makes of each rank's group what its gradients travel through.
-    """
+    """The same on replicas that each take a piece of every batch; those without rows run on two others."""
     replicas = [copy.deepcopy(model) for _ in range(world_size)]
 
     def body(group: LocalGroup) -> nn.Module:
