@@ -76,7 +76,7 @@ class Scripts:
         self._done = -1
 
     def run(self, script: Path | str, *arguments: str, status: int | str = 0, limit_s: float = 280) -> str:
-        """Return the output of a script, which must end with `status` (or these words); a name is that of an example."""
+        """Return the output of a script, which must end with `status` (or these words); a name: of an example."""
         program = self._program or self._start()
         assert program.process.stdin is not None
         begin = program.length()
