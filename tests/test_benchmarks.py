@@ -1,7 +1,4 @@
-"""Every workload of pipelines runs once with little data; contenders can be imported, and bars be measured.
-
-`make test-long` also takes a step from the command line to the file, and simulates nodes.
-"""
+"""Every workload of pipelines runs once with little data; contenders can be imported, and bars be measured."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Random pipelines from all operations over small sources, for property tests.
-
-`pipelines()` draws descriptions, and `pipeline.build()` makes a dataset anew at every call. All of them end, and
-depend on the seed of the iteration alone. Some elements are errors. A step accepts some *kinds* of elements and makes
-some kind; `STEPS` holds them. To add an operation, add a line there.
-"""
+"""Random pipelines from all operations over small sources, for property tests."""
 
 from __future__ import annotations
 

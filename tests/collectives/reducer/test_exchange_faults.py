@@ -1,7 +1,4 @@
-"""A rank that is killed or stopped in the middle of a backward pass, while gradients travel.
-
-It is struck in a hook on what a layer gives: those on parameters wait until gradients are global.
-"""
+"""A rank that is killed or stopped in the middle of a backward pass, while gradients travel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Every operation of a group in shared memory, with small and large tensors, for tests of faults.
-
-Each is about one rank: the root of a broadcast, say, and whoever is killed or stopped inside.
-"""
+"""Every operation of a group in shared memory, with small and large tensors, for tests of faults."""
 
 from __future__ import annotations
 
