@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from raydist.options import AutoShardPolicy as AutoShardPolicy
     from raydist.options import AutotuneOptions as AutotuneOptions
     from raydist.options import CommunicationOptions as CommunicationOptions
+    from raydist.options import Elastic as Elastic
     from raydist.options import FailureOptions as FailureOptions
     from raydist.options import InputOptions as InputOptions
     from raydist.options import InputReplicationMode as InputReplicationMode
@@ -169,6 +170,7 @@ _MODULE_OF = {
     "DistributedIterator": "raydist.distributed_dataset",
     "EarlyStopping": "raydist.training.callbacks.early_stopping",
     "FailedPreconditionError": "raydist.core.errors",
+    "Elastic": "raydist.options",
     "FailureOptions": "raydist.options",
     "FixedLenFeature": "raydist.pipelines.tf_example.features",
     "FixedLenSequenceFeature": "raydist.pipelines.tf_example.features",

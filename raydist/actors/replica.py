@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import logging
 import os
@@ -28,7 +29,7 @@ from raydist.actors.supervision import (
 )
 from raydist.actors.version_check import Software, installed_software
 from raydist.actors.workers.memory_limit import keep_freed_memory
-from raydist.cluster.nodes import release
+from raydist.cluster.nodes import living_nodes, release
 from raydist.cluster.ray_session import RaySession
 from raydist.cluster.reservation import Reservation
 from raydist.core.errors import FailedPreconditionError
@@ -70,6 +71,7 @@ def _refuse_breakpoint(title: str, *_: Any, **__: Any) -> NoReturn:
     )
 
 
+_GPUS_S = 10.0
 _DISCARD_S = 1.0  # refused steps answer at once; an actor that does not answer is killed soon
 
 
@@ -91,6 +93,20 @@ class ReplicaSlot:
     env: Mapping[str, str]
     host: str = ""
     node_id: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A reserved bundle, for one replica or several."""
+
+    reservation: Reservation
+    bundle: int
+
+    @property
+    def host(self) -> str:
+        """The node id of the bundle; of a node that is gone, or empty, while Ray looks for another one."""
+        return self.reservation.present_host(self.bundle) or ""
 
 
 @final
@@ -118,13 +134,16 @@ class ReplicaActors:
         kind: str = "replica",
         num_spares: int = 0,
     ) -> None:
-        self._reservation = reservation
+        self._places = [reservation] * len(slots)  # the reservation of each slot
+        self._guards = {reservation: guard_reservation(reservation)}
+        self._idle: list[Place] = []
         self._session = RaySession()
         self._name = name
         self._slots = list(slots)
-        self._guard = guard_reservation(reservation)
         self._per_process = per_process
-        self._handles = [self._launch(slot, f"{name}-{kind}-{n * per_process}") for n, slot in enumerate(self._slots)]
+        self._handles = [
+            self._launch(reservation, slot, f"{name}-{kind}-{n * per_process}") for n, slot in enumerate(self._slots)
+        ]
         everyone = [slot for slot in slots for _ in range(per_process)]
         self.names = [_title(kind, rank, name, slot) for rank, slot in enumerate(everyone)]
         self._num_replaced = self._num_spares = 0
@@ -135,7 +154,7 @@ class ReplicaActors:
     def _launch_spare(self) -> Any:
         self._num_spares += 1
         slot = replace(self._slots[0], resources={})  # the bundle is reserved as a whole
-        return self._launch(slot, f"{self._name}-{self._kind}-spare-{self._num_spares}")
+        return self._launch(self._places[0], slot, f"{self._name}-{self._kind}-spare-{self._num_spares}")
 
     def prepare_spares(self, make_runner: Callable[..., Any]) -> None:
         """Make the spare processes, and later ones, import what a runner needs. Does not block."""
@@ -143,11 +162,11 @@ class ReplicaActors:
         for spare in self._spares:
             spare.prepare.remote(make_runner)
 
-    def _launch(self, slot: ReplicaSlot, name: str) -> Any:
+    def _launch(self, reservation: Reservation, slot: ReplicaSlot, name: str) -> Any:
         places = range(self._per_process if self._per_process > 1 else 0)  # one replica alone has the main thread
         threads = {"control": 1, **{_thread_of(place): 1 for place in places}}
         decorate = ray.remote(concurrency_groups=threads)  # type: ignore[call-overload]  # an option Ray leaves out
-        options = bundle_options(self._reservation, slot.bundle, slot.resources, name)
+        options = bundle_options(reservation, slot.bundle, slot.resources, name)
         return decorate(ReplicaHost).options(**options).remote(dict(slot.env))
 
     @property
@@ -185,13 +204,68 @@ class ReplicaActors:
             self._spares.append(self._launch_spare())
             self._spares[-1].prepare.remote(self._prepared)
             return
+        self._handles[rank] = self._launch(self._places[rank], self._slots[rank], self._later_name(rank))
+
+    def _later_name(self, rank: int) -> str:
         self._num_replaced += 1
-        name = f"{self._name}-{self._kind}-{rank}-again-{self._num_replaced}"
-        self._handles[rank] = self._launch(self._slots[rank], name)
+        return f"{self._name}-{self._kind}-{rank}-again-{self._num_replaced}"
+
+    def replace_beside(self, rank: int, other: int) -> None:
+        """Put a new process into a lost replica's place, beside another one that lives: in its bundle, on its GPU."""
+        kill_actors([self._handles[rank]])
+        if self._slots[rank].resources:
+            self._idle.append(Place(self._places[rank], self._slots[rank].bundle))
+        gpus: dict[str, str] = ray.get(self._handles[other].control.remote(0, "gpus"), timeout=_GPUS_S)
+        env = {**self._slots[other].env, **gpus}
+        self._places[rank] = self._places[other]
+        self._slots[rank] = replace(self._slots[other], resources={}, env=env)
+        self._handles[rank] = self._launch(self._places[rank], self._slots[rank], self._later_name(rank))
+        self.names[rank] = _title(self._kind, rank, self._name, self._slots[rank])
+
+    def add(self, place: Place, slot: ReplicaSlot) -> None:
+        """Start the process of a further replica, behind the last rank. Does not block."""
+        if place.reservation not in self._guards:
+            self._guards[place.reservation] = guard_reservation(place.reservation)
+        if place in self._idle:
+            self._idle.remove(place)
+        rank = len(self._slots)
+        self._slots.append(slot)
+        self._places.append(place.reservation)
+        self._handles.append(self._launch(place.reservation, slot, self._later_name(rank)))
+        self.names.append(_title(self._kind, rank, self._name, slot))
+
+    def keep(self, ranks: Sequence[int]) -> None:
+        """Kill all processes but these, which get the ranks 0, 1, ... in this order."""
+        for rank in set(range(len(self._slots))) - set(ranks):
+            kill_actors([self._handles[rank]])
+            if self._slots[rank].resources:
+                self._idle.append(Place(self._places[rank], self._slots[rank].bundle))
+        self._handles = [self._handles[rank] for rank in ranks]
+        self._slots = [self._slots[rank] for rank in ranks]
+        self._places = [self._places[rank] for rank in ranks]
+        self.names[:] = [_title(self._kind, rank, self._name, slot) for rank, slot in enumerate(self._slots)]
+        for reservation in self._guards.keys() - set(self._places):
+            self._release(reservation)
+            self._idle = [each for each in self._idle if each.reservation != reservation]
+
+    def holds(self, reservation: Reservation) -> bool:
+        """Return True if `kill` releases the reservation."""
+        return reservation in self._guards
+
+    def idle_places(self) -> list[Place]:
+        """Return the reserved places that no replica uses, on nodes that live."""
+        living = {node.node_id for node in living_nodes()} if self._idle else set()
+        return [each for each in self._idle if each.host in living]
+
+    def _release(self, reservation: Reservation) -> None:
+        guard = self._guards.pop(reservation)
+        release(reservation)
+        kill_actors([] if guard is None else [guard])
 
     def present_host(self, rank: int) -> str:
         """Return the node of a replica that has started; a replacement may be on another node."""
-        return self._reservation.present_host(self._slots[rank // self._per_process].bundle)
+        place = rank // self._per_process
+        return self._places[place].present_host(self._slots[place].bundle)
 
     def moved(self, rank: int, node_id: str, host: str) -> None:
         """Record that a replacement runs on another node, whose name is `host`."""
@@ -267,8 +341,8 @@ class ReplicaActors:
         handles, self._handles, self._spares = [*self._handles, *self._spares], [], []
         if self.reachable:
             kill_actors(handles)
-            release(self._reservation)
-            kill_actors([] if self._guard is None else [self._guard])
+            for reservation in tuple(self._guards):
+                self._release(reservation)
 
 
 def _thread_of(place: int) -> str:
@@ -314,8 +388,10 @@ class ReplicaHost:
         installed_software()
 
     def start(self, place: int, make_runner: Callable[..., Any], *args: Any) -> int:
-        """Build a runner in this process; returns the process id."""
+        """Build a runner in this process, in the place of an earlier one; returns the process id."""
         with _errors_travel():
+            if self._runners.pop(place, None) is not None:
+                gc.collect()  # the earlier runner's parameters, which lie in reference cycles
             self._runners[place] = make_runner(*args)
         return os.getpid()
 

@@ -31,6 +31,9 @@ from raydist.cluster.resource_check import why_never
 from raydist.compat.ray_internals import free_resources, init_local, own_node
 from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 
+NODE_MARK = 0.001
+"""A part of the resource "node:<address>", of which each node has 1: a request for that node that takes nothing."""
+
 _STARTED_HERE = "raydist_local"  # custom resource of a Ray that raydist started; it lives as long as the cluster
 _SHARED_CPU = 0.001  # on such a Ray, replicas and input workers share the cores, so that any count fits
 # Ray frees objects once a second by default: by then an input pipeline has written 300 MB into fresh pages, at twice

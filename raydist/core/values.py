@@ -172,11 +172,13 @@ class PerReplica(NoNumber):
 
     __nest_leaf__ = True
 
-    rows: tuple[int, ...] | None = None
-    """Rows on each replica, for a leaf of a distributed batch; else None."""
-
     def __init__(self, values: Sequence[Any]) -> None:
         self._values: tuple[Any, ...] | None = tuple(values)
+
+    @property
+    def rows(self) -> tuple[int, ...] | None:
+        """Rows on each replica, for a leaf of a distributed batch; else None."""
+        return None
 
     @property
     @folded

@@ -10,7 +10,13 @@ from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.distributed_dataset.base import DistributedDataset, require_batches, require_shared
 from raydist.distributed_dataset.local import LocalDistributedDataset
-from raydist.distributed_dataset.per_replica import InputSide, PerReplicaDataset, distribute, distribute_from_function
+from raydist.distributed_dataset.per_replica import (
+    InputSide,
+    PerReplicaDataset,
+    ReplicaCount,
+    distribute,
+    distribute_from_function,
+)
 
 __all__ = [
     "BatchLeaf",
@@ -19,6 +25,7 @@ __all__ = [
     "InputSide",
     "LocalDistributedDataset",
     "PerReplicaDataset",
+    "ReplicaCount",
     "ReplicaIterator",
     "distribute",
     "distribute_from_function",

@@ -6,13 +6,14 @@ There is one pipeline for all replicas, or some for each worker.
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.actors.readers.driver_iterator import DistributedIterator
-from raydist.core.errors import InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.nest import NOTHING, map_structure
 from raydist.core.values import InputContext
 from raydist.distributed_dataset.base import DistributedDataset, require_batches, require_shared
@@ -34,25 +35,62 @@ _log = logging.getLogger("raydist")
 
 
 @final
+class ReplicaCount:
+    """The number of replicas that batches are cut for. It changes when the strategy is resized.
+
+    Attributes:
+        num_replicas: Number of replicas.
+        num_workers: Number of workers (nodes) of the replicas.
+    """
+
+    def __init__(self, num_replicas: int, num_workers: int = 1) -> None:
+        self.num_replicas = num_replicas
+        self.num_workers = num_workers
+        self._iterators: weakref.WeakSet[DistributedIterator] = weakref.WeakSet()
+
+    def follow(self, iterator: DistributedIterator) -> DistributedIterator:
+        """Cut the batches of this iterator for the present number of replicas, whenever it changes."""
+        self._iterators.add(iterator)
+        return iterator
+
+    def require_change(self) -> None:
+        """Raise FailedPreconditionError if an open iterator cannot go on with another number of replicas."""
+        for each in list(self._iterators):
+            each.require_recut()
+
+    def change(self, num_replicas: int, num_workers: int) -> None:
+        """Change the number. Iterators go on with their next batch. All steps must have ended."""
+        self.num_replicas, self.num_workers = num_replicas, num_workers
+        for each in list(self._iterators):
+            each.recut(num_replicas, num_workers)
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class InputSide:
     """The part of a strategy that its distributed datasets use.
 
     Attributes:
         opener: Starts epochs: the strategy's `InputPipelineActors`.
-        num_replicas: Number of replicas, equal for all workers; the replicas of a worker have consecutive ranks.
+        count: Number of replicas, equal for all workers; the replicas of a worker have consecutive ranks.
         timeouts: Time limits.
         drain: Blocks until every dispatched step is done (the replicas may be reading an iterator).
-        num_workers: Number of workers (nodes) of the replicas.
         restarts: Number of times that a lost input pipeline is started again for one batch.
     """
 
     opener: EpochOpener
-    num_replicas: int
+    count: ReplicaCount
     timeouts: Timeouts
     drain: Callable[[], None]
-    num_workers: int = 1
     restarts: int = 0
+
+    @property
+    def num_replicas(self) -> int:
+        return self.count.num_replicas
+
+    @property
+    def num_workers(self) -> int:
+        return self.count.num_workers
 
     @property
     def replicas_per_worker(self) -> int:
@@ -188,6 +226,7 @@ class PerReplicaDataset(DistributedDataset):
         super().__init__(datasets, options)
         self._side = side
         self._layout = layout
+        self._made_for = side.num_replicas, side.num_workers
 
     @property
     def element_spec(self) -> Any:
@@ -204,17 +243,30 @@ class PerReplicaDataset(DistributedDataset):
 
     def _open_epoch(self, epoch: int, position: IteratorState | None = None) -> DistributedIterator:
         options = self._datasets[0].options()
+        side = self._side
+        if not self._is_whole and self._made_for != (side.num_replicas, side.num_workers):
+            raise FailedPreconditionError(
+                f"A dataset from a function, or whose workers read separate parts, must be distributed again after "
+                f"the strategy was resized: this one was made for {self._made_for[0]} replicas on {self._made_for[1]} "
+                f"workers, and now there are {side.num_replicas} on {side.num_workers}."
+            )
         job = self._layout.at_epoch(epoch, position).job(
-            self._side,
+            side,
             seed=self._epochs.seed,
             epoch=epoch,
             options=options,
             input_options=self._options,
         )
-        side = self._side
-        return DistributedIterator(
-            side.opener, job, find_spec=lambda: self.element_spec, drain=side.drain, restarts=side.restarts
+        return side.count.follow(
+            DistributedIterator(
+                side.opener, job, find_spec=lambda: self.element_spec, drain=side.drain, restarts=side.restarts
+            )
         )
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if one pipeline makes whole batches, which fit any number of replicas."""
+        return not self._layout.dealt and len(self._layout.of_workers) == 1
 
 
 def distribute(dataset: Dataset, side: InputSide, options: InputOptions) -> DistributedDataset:

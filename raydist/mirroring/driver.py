@@ -229,6 +229,15 @@ class MirrorDriver:
             attributes = [functools.partial(self._control.refresh, modules=modules) for modules in (True, False)]
             collect_errors([*attributes, self._variables.refresh, self._states.refresh])
 
+    def divide_anew(self) -> None:
+        """Fetch what differs between replicas (metrics, buffers); the next step divides it among all replicas. Blocks.
+
+        For another number of replicas: a replica that leaves takes nothing with it.
+        """
+        with self._lock:
+            self._variables.divide_anew()
+            self._states.divide_anew()
+
     @outside_inference_mode
     def reset(self, source: int = 0) -> None:
         """Copy the state of replica `source` to all replicas, after a step failed or a replica was replaced. Blocks."""

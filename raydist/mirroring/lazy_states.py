@@ -201,6 +201,7 @@ class LazyStates:
         self._fresh: set[int] = set()
         self._seen: set[int] = set()  # states that the program on the driver may hold
         self._written: set[int] = set()
+        self._to_divide: set[int] = set()  # metrics that the next step sends, though nobody has changed them
         self._read: dict[int, dict[AttributePath, TensorImage]] = {}  # since the last step
 
     def add(self, obj: Any, handle: int) -> None:
@@ -219,7 +220,7 @@ class LazyStates:
 
     def forget(self, handle: int) -> None:
         """Drop the records of an object that the program has dropped."""
-        for held in (self._optimizers, self._metrics, self._fresh, self._seen, self._written):
+        for held in (self._optimizers, self._metrics, self._fresh, self._seen, self._written, self._to_divide):
             held.discard(handle)
         self._known.pop(handle, None)
         self._read.pop(handle, None)
@@ -241,7 +242,17 @@ class LazyStates:
         written = handle in self._seen and self._is_written(obj, handle)
         return list_lengths(obj) if written else self._driver_items[handle]
 
+    def divide_anew(self) -> None:
+        """Fetch the states of metrics, and send them to all replicas with the next step."""
+        for handle in self._metrics:
+            metric = self._table.object_of(handle)
+            if metric is not None:
+                self._fetch(metric, handle)
+                self._to_divide.add(handle)
+
     def _is_written(self, obj: Any, handle: int) -> bool:
+        if handle in self._to_divide:
+            return True
         now = self._capture_open(obj)
         return bool(changed(self._known[handle], now)) or any(
             not image.shows(now[path].value) for path, image in self._read.get(handle, {}).items()
@@ -301,7 +312,7 @@ class LazyStates:
     def collect(self, writes: Writes) -> None:
         """Add the states that the driver changed since the last step to `writes`."""
         self._written.clear()
-        for handle in sorted(self._seen):
+        for handle in sorted(self._seen | self._to_divide):
             obj = self._table.object_of(handle)
             if obj is None or not self._is_written(obj, handle):
                 continue
@@ -322,6 +333,7 @@ class LazyStates:
                 if handle in self._metrics:
                     self._driver_items[handle] = list_lengths(obj)
         self._written.clear()
+        self._to_divide.clear()
 
     def _values(self, obj: Any) -> dict[AttributePath, TensorImage]:
         """Return copies of the unmirrored tensors in a state, to find writes through `.data` or numpy."""

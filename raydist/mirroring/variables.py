@@ -153,6 +153,20 @@ class Variables:
                 values[handle] = aggregate(shares, rules[handle].aggregation)
             collect_errors([functools.partial(self._store, handle, value, began) for handle, value in values.items()])
 
+    def divide_anew(self) -> None:
+        """Fetch the buffers that differ between replicas, and send them to all replicas with the next step."""
+        with self._lock:
+            self._aggregations.update(self._table.objects(), self._table.handle_of)
+            found = {
+                handle: record
+                for handle, (record, tensor) in self._living(list(self._records)).items()
+                if self._aggregations.of(handle, tensor).is_gathered
+            }
+            self._fetch(found)
+            for handle, record in found.items():
+                record.version = UNKNOWN_VERSION
+                self._touched.add(handle)
+
     def _store(self, handle: int, fresh: torch.Tensor, fetched_at: int) -> None:
         record = self._records.get(handle)
         tensor = None if record is None else record.tensor

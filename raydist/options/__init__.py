@@ -9,13 +9,14 @@ from raydist.options.pipeline import (
     Options,
     ThreadingOptions,
 )
-from raydist.options.strategy import CommunicationOptions, FailureOptions, RunOptions, Timeouts
+from raydist.options.strategy import CommunicationOptions, Elastic, FailureOptions, RunOptions, Timeouts
 
 __all__ = [
     "AutoShardPolicy",
     "AutotuneOptions",
     "CommunicationOptions",
     "DistributeOptions",
+    "Elastic",
     "FailureOptions",
     "InputOptions",
     "InputReplicationMode",

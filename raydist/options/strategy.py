@@ -172,6 +172,42 @@ class Timeouts:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Elastic:
+    """How many replicas a synchronous strategy may have: fewer after a loss, more when there is room again.
+
+    If no process can take the place of a lost replica within `FailureOptions.replace_s`, training goes on with fewer
+    replicas: the unfinished step ends with all of them, some beside others on one node, and the next step has fewer.
+    While there are fewer than `max_replicas`, resources for another one are requested, which lets an autoscaler add a
+    node; once they are there, the next step has one replica more. Each change pauses training as `resize` does.
+
+    Attributes:
+        min_replicas: With fewer, a loss is an UnavailableError.
+        max_replicas: Upper limit. None: the number at the start.
+        grow_after_s: Seconds after a change until resources for more replicas are requested.
+
+    Raises:
+        InvalidArgumentError: A value is invalid.
+
+    Source: `--nnodes=MIN:MAX` of torchrun; Horovod's `min_np` and `max_np`.
+
+    >>> FailureOptions(elastic=Elastic(min_replicas=2, max_replicas=8)).elastic.grow_after_s
+    30.0
+    """
+
+    min_replicas: int = 1
+    max_replicas: int | None = None
+    grow_after_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        least, most = self.min_replicas, self.max_replicas
+        require(isinstance(least, int) and least >= 1, "min_replicas must be a number >= 1", least)
+        fits = most is None or (isinstance(most, int) and most >= least)
+        require(fits, "max_replicas must be None or a number >= min_replicas", most)
+        require(0 < self.grow_after_s < float("inf"), "grow_after_s must be finite and > 0", self.grow_after_s)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class FailureOptions:
     """Options for lost replicas of a synchronous strategy: replicas that die, or do not answer.
 
@@ -192,6 +228,8 @@ class FailureOptions:
         multi_update: Steps that exchange something after an update (a GAN, LBFGS) need a copy of parameters and
             optimizer states at the start of each step. "copy" makes it; with "checkpoint" a replica lost in such a step
             is an UnavailableError, and the program continues from its last checkpoint when it runs again.
+        elastic: Go on with fewer replicas if no process can take a lost one's place, and with more later. None keeps
+            the number.
 
     Raises:
         InvalidArgumentError: A value is invalid.
@@ -207,6 +245,7 @@ class FailureOptions:
     replace_s: float = 120.0
     spares: int = 0
     multi_update: Literal["copy", "checkpoint"] = "copy"
+    elastic: Elastic | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "attempts_per_step", "spares"):

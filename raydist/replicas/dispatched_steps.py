@@ -36,16 +36,17 @@ _MOST_KEPT = 256  # steps
 class DispatchedStep(StepOutcome):
     """A step that was dispatched. Results refer to this object, so it holds no arguments of the step."""
 
-    __slots__ = ("_steps", "number", "sent")
+    __slots__ = ("_num_replicas", "_steps", "number", "sent")
 
     def __init__(self, steps: DispatchedSteps, number: int) -> None:
         self._steps = steps
+        self._num_replicas = steps.num_replicas
         self.number = number
         self.sent = SentPlace()
 
     @property
     def num_replicas(self) -> int:
-        return self._steps.num_replicas
+        return self._num_replicas
 
     def results(self) -> list[StepResult]:
         return self._steps.results_of(self)
@@ -258,6 +259,11 @@ class DispatchedSteps:
         self._failure = None
         for sent in self._sent:
             sent.forget()
+
+    def resize(self, num_replicas: int) -> None:
+        """Send later steps to another number of replicas. All steps must have ended."""
+        self.num_replicas = num_replicas
+        self._sent = tuple(SentObjects() for _ in range(num_replicas))
 
     def tell(self) -> None:
         """Raise the error of a step that has not been raised yet."""

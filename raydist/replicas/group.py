@@ -6,12 +6,14 @@ One group serves every strategy whose replicas run in lock step. This module kno
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, TypeVarTuple, final
 
-from raydist.actors.replica import ReplicaActors
-from raydist.actors.supervision import wait_for_all
+from raydist.actors.replica import Place, ReplicaActors, ReplicaSlot
+from raydist.actors.supervision import may_be_loss, wait_for_all
 from raydist.actors.version_check import Software, installed_software, require_devices, require_same_software
+from raydist.cluster.reservation import Reservation
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
@@ -20,12 +22,32 @@ from raydist.core.fork_guard import OwningProcess
 from raydist.mirroring.messages import MirrorCalls
 from raydist.options import Timeouts
 from raydist.replicas.dispatched_steps import DispatchedSteps
-from raydist.replicas.recovery import Recovery
+from raydist.replicas.recovery import Recovery, ReplicaFailure
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup
 
+_ANSWER_S = 3.0  # a replica that does not say within this time that it lives is taken for stopped
+
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NewSize:
+    """The replicas of a group that is resized.
+
+    Attributes:
+        setups: All replicas, in rank order.
+        hosts: Their nodes.
+        keep: The present ranks of those that stay; the new ones come behind them.
+        added: Where each new process runs.
+    """
+
+    setups: tuple[ReplicaSetup, ...]
+    hosts: tuple[str, ...]
+    keep: tuple[int, ...]
+    added: tuple[tuple[Place, ReplicaSlot], ...] = ()
 
 
 @final
@@ -48,23 +70,35 @@ class ReplicaGroup:
         self._store = store
         self._join_group = join_group
         self.hosts = list(hosts)  # node ids, in rank order; recovery changes them
-        self._ranks = range(len(setups))
         self._silent = False
         self._process = OwningProcess("A strategy with its variables and results")
         self.steps = DispatchedSteps(actors, timeouts.step_s, self._process)
+        self.failures: list[ReplicaFailure] = []
+        self.on_recovered: Callable[[float], None] = lambda _: None  # called with the seconds that a recovery took
         self.recovery: Recovery | None = None
-        if setups and (options := setups[0].failures) is not None:
-            self.recovery = Recovery(
-                self._setups,
-                actors,
-                self.steps,
-                options,
-                timeouts,
-                hosts=self.hosts,
-                start=self._start,
-                membership=self._membership,
-            )
-            self.steps.recover = self.recovery.recover
+        self._prepare_recovery()
+
+    def _prepare_recovery(self) -> None:
+        options = self._setups[0].failures if self._setups else None
+        if options is None:
+            self.recovery, self.steps.recover = None, None
+            return
+        self.recovery = Recovery(
+            self._setups,
+            self._actors,
+            self.steps,
+            options,
+            self._timeouts,
+            hosts=self.hosts,
+            start=self._start,
+            membership=self._membership,
+            told=self._note_recovery,
+        )
+        self.steps.recover = self.recovery.recover
+
+    def _note_recovery(self, failure: ReplicaFailure) -> None:
+        self.failures.append(failure)
+        self.on_recovered(failure.seconds)
 
     def start(self) -> None:
         """Start the runners and form the first generation. Blocks until every replica answers (limit: `start_s`)."""
@@ -81,6 +115,63 @@ class ReplicaGroup:
 
     def _start(self, rank: int) -> Any:
         return self._actors.start(rank, ReplicaRunner, self._setups[rank], self._join_group)
+
+    @property
+    def _ranks(self) -> range:
+        return range(len(self._setups))
+
+    def resize(self, plan: NewSize) -> None:
+        """Change the number of replicas. All steps must have ended. Blocks while new processes start (`start_s`).
+
+        Replicas that stay keep their processes. All of them take over what the first one holds; what differs between
+        replicas the driver sends again.
+        """
+        handed = self._actors.call(plan.keep[0], ReplicaRunner.hand_over.__name__)
+        names = [self._actors.names[plan.keep[0]]]
+        self.steps.wait_for([handed], self._timeouts.step_s, "resizing", names=names)
+        closing = self._ask(ReplicaRunner.close, self._ranks)
+        self.steps.wait_for(closing, self._timeouts.close_s, "leaving the group", "Timeouts.close_s")
+        self._actors.keep(plan.keep)
+        for place, slot in plan.added:
+            self._actors.add(place, slot)
+        self._setups[:], self.hosts[:] = plan.setups, plan.hosts
+        self.steps.resize(len(plan.setups))
+        new, attempts = set(range(len(plan.keep), len(plan.setups))), 1
+        while True:
+            try:
+                self._begin_again(handed, new)
+            except Exception as error:
+                lost = self._actors.lost(_ANSWER_S) if may_be_loss(error) else {}
+                options = plan.setups[0].failures
+                if not lost or options is None or attempts >= options.attempts_per_step:
+                    raise
+                attempts += 1
+                for rank in lost:
+                    self._actors.replace(rank)
+                    new.add(rank)
+                self.steps.dead = None
+            else:
+                return
+
+    def _begin_again(self, handed: Any, new: Collection[int]) -> None:
+        """Start all runners anew, with the state that was handed over; the ranks in `new` are other processes."""
+        starting = [self._start(rank) for rank in self._ranks]
+        self.steps.wait_for(starting, self._timeouts.start_s, "starting", "Timeouts.start_s")
+        self._prepare_recovery()
+        self.rebuild()
+        step = self.steps.last + 1
+        taking = [
+            self._actors.call(rank, ReplicaRunner.take_over.__name__, handed, step, rank in new) for rank in self._ranks
+        ]
+        self.steps.wait_for(taking, self._timeouts.start_s, "taking over the state", "Timeouts.start_s")
+
+    def holds(self, reservation: Reservation) -> bool:
+        """Return True if the replicas release the reservation when they are stopped."""
+        return self._actors.holds(reservation)
+
+    def idle_places(self) -> list[Place]:
+        """Return the reserved places that replicas have left, on nodes that live."""
+        return self._actors.idle_places()
 
     def rebuild(self) -> None:
         """Form a new generation of all replicas, and clear earlier failures. Gives up dispatched steps. Blocks."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 
-from raydist.actors.replica import ReplicaActors, ReplicaSlot, console_settings
-from raydist.cluster.nodes import Cluster, Node, address_for, living_nodes, place, release
-from raydist.cluster.reservation import Reservation
+from raydist.actors.replica import Place, ReplicaActors, ReplicaSlot, console_settings
+from raydist.cluster.nodes import NODE_MARK, Cluster, Node, address_for, living_nodes, place, release
+from raydist.cluster.reservation import Reservation, captured_group
 from raydist.collectives.opening import backends_for, open_communicator
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.context.devices import Device
 from raydist.options import CommunicationOptions, Timeouts
-from raydist.replicas.group import ReplicaGroup
+from raydist.replicas.group import NewSize, ReplicaGroup
 from raydist.replicas.step import ReplicaSetup, with_hosts
 from raydist.tpu_slices.inventory import SliceShape
 from raydist.tpu_slices.reservation import place_slice
@@ -44,6 +44,11 @@ class LaunchPlan:
     num_workers: int = 1  # number of workers (nodes)
     tpu_slice: SliceShape | None = None  # the kind of TPU slice whose hosts the bundles are; None without a TPU slice
     per_process: int = 1  # number of consecutive replicas in one process, each in a thread
+
+    @property
+    def per_bundle(self) -> int:
+        """The number of replicas in each bundle."""
+        return len(self.setups) // len(self.bundles)
 
     def bundle_of(self, setup: ReplicaSetup) -> int:
         """Return the index of a replica's bundle."""
@@ -169,11 +174,8 @@ def launch(plan: LaunchPlan, timeouts: Timeouts, holder: str) -> ReplicaGroup:
         raise
 
 
-def _start_actors(plan: LaunchPlan, reservation: Reservation, timeouts: Timeouts) -> ReplicaGroup:
-    """Start one actor for each process, in the reserved bundles."""
-    hosts = tuple(reservation.hosts[plan.bundle_of(setup)] for setup in plan.setups)
-    setups = with_hosts(plan.setups, hosts, {node.node_id: node for node in living_nodes()})
-    slots = [
+def _slots(plan: LaunchPlan, setups: Sequence[ReplicaSetup], hosts: Sequence[str]) -> list[ReplicaSlot]:
+    return [
         ReplicaSlot(
             bundle=plan.bundle_of(setup),
             resources=plan.resources,
@@ -181,8 +183,70 @@ def _start_actors(plan: LaunchPlan, reservation: Reservation, timeouts: Timeouts
             host=setup.host,
             node_id=host,
         )
-        for setup, host in list(zip(setups, hosts, strict=True))[:: plan.per_process]
+        for setup, host in zip(setups, hosts, strict=True)
     ]
+
+
+def resize(
+    group: ReplicaGroup,
+    plan: LaunchPlan,
+    timeouts: Timeouts,
+    holder: str,
+    *,
+    keep: Sequence[int] | None = None,
+    reserved: Sequence[Reservation] = (),
+) -> None:
+    """Change a group to the replicas of a plan: reserve room for further ones, or end some. Blocks.
+
+    If there is no room, nothing has changed.
+
+    Args:
+        keep: The ranks that stay; None for the first ones.
+        reserved: Room for further replicas that was reserved before; released if it is not used.
+    """
+    keep = range(min(len(plan.setups), len(group.hosts))) if keep is None else keep
+    places = [*group.idle_places(), *(place for each in reserved for place in _places(each, plan))]
+    del places[len(plan.setups) - len(keep) :]
+    missing = len(plan.setups) - len(keep) - len(places)
+    made = list(reserved)
+    try:
+        if missing:
+            bundles = further_bundles(group, plan, missing)
+            made.append(place(bundles, strategy=plan.placement, timeout_s=timeouts.start_s, holder=holder))
+            places += _places(made[-1], plan)
+        hosts = [*(group.hosts[rank] for rank in keep), *(each.host for each in places)]
+        setups = _on_hosts(plan, hosts)
+        slots = _slots(plan, setups[len(keep) :], hosts[len(keep) :])
+        added = [(each, replace(slot, bundle=each.bundle)) for each, slot in zip(places, slots, strict=True)]
+        group.resize(NewSize(setups, tuple(hosts), tuple(keep), tuple(added)))
+    finally:
+        for each in made:
+            if not group.holds(each):
+                release(each)
+
+
+def _places(reservation: Reservation, plan: LaunchPlan) -> list[Place]:
+    return [Place(reservation, bundle) for bundle in range(len(reservation.bundles)) for _ in range(plan.per_bundle)]
+
+
+def further_bundles(group: ReplicaGroup, plan: LaunchPlan, num_replicas: int) -> list[Mapping[str, float]]:
+    """Return the bundles for further replicas of a group that gets the replicas of a plan."""
+    bundle = plan.bundles[-1]
+    if plan.placement == "STRICT_PACK" and captured_group() is None:  # on the node of the others
+        address = next(node.address for node in living_nodes() if node.node_id == group.hosts[0])
+        bundle = {**bundle, f"node:{address}": NODE_MARK}
+    return [bundle] * (num_replicas // plan.per_bundle)
+
+
+def _on_hosts(plan: LaunchPlan, hosts: Sequence[str]) -> tuple[ReplicaSetup, ...]:
+    return with_hosts(plan.setups, hosts, {node.node_id: node for node in living_nodes()})
+
+
+def _start_actors(plan: LaunchPlan, reservation: Reservation, timeouts: Timeouts) -> ReplicaGroup:
+    """Start one actor for each process, in the reserved bundles."""
+    hosts = tuple(reservation.hosts[plan.bundle_of(setup)] for setup in plan.setups)
+    setups = _on_hosts(plan, hosts)
+    slots = _slots(plan, setups[:: plan.per_process], hosts[:: plan.per_process])
     failures = setups[0].failures
     actors = ReplicaActors(
         reservation,

@@ -63,6 +63,7 @@ class Recovery:
     """The recovery of one group of replicas. Used by the thread that waits for steps.
 
     `setups` and `hosts` have the setup and the node of each rank. They change when a replica moves to another node.
+    `told` is called with each recovery.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Recovery:
         hosts: list[str],
         start: Callable[[int], Any],
         membership: Callable[[ReplicaSetup], Membership],
+        told: Callable[[ReplicaFailure], None],
     ) -> None:
         self._setups, self._actors, self._steps = setups, actors, steps
         self._options, self._timeouts = options, timeouts
@@ -85,8 +87,8 @@ class Recovery:
         self._new: set[int] = set()  # ranks of replacements that hold no state yet
         self._losses: list[float] = []  # times of losses
         self._attempts: dict[int, int] = {}  # by first step
-        self.failures: list[ReplicaFailure] = []
-        self.on_recovered: Callable[[float], None] = lambda _: None  # called with the seconds that it took
+        self._told = told
+        self.crowded: set[int] = set()  # ranks that share the place of others, because there was no room for them
 
     def recover(self, error: Exception) -> bool:
         """Replace what was lost and send the unfinished steps again; return False if `error` comes from no loss.
@@ -123,9 +125,8 @@ class Recovery:
                 break
         seconds = time.monotonic() - began
         reason = "; ".join(dict.fromkeys([*lost.values(), *pipelines.values()])) or describe(error)
-        failure = ReplicaFailure(step, tuple(sorted(lost)), reason, self._steps.last - step + 1, lost_results, seconds)
-        self.failures.append(failure)
-        self.on_recovered(seconds)
+        num_repeated = self._steps.last - step + 1
+        self._told(ReplicaFailure(step, tuple(sorted(lost)), reason, num_repeated, lost_results, seconds))
         replaced = [*(f"replica {rank}" for rank in sorted(lost)), *pipelines]
         _log.warning(
             "%s. Replaced in %.1f s: %s. Training continues from step %d%s.",
@@ -186,7 +187,7 @@ class Recovery:
         ]
         self._wait(joins, "joining the group again", self._timeouts.start_s)
         self._ask(survivors, ReplicaRecovery.go_back)
-        state = self._call(plan.source, ReplicaRecovery.dump_for_newcomer)
+        state = self._call(plan.source, ReplicaRecovery.hand_over)
         adopts = []
         for rank in sorted(plan.adopt):
             own = self._own_state(rank, plan) if rank in self._new else None
@@ -231,6 +232,13 @@ class Recovery:
         """Start the runners of the new processes, once these answer: they may be on other nodes than before."""
         ranks = sorted(self._new)
         answers = [self._actors.about(rank) for rank in ranks]
+        elastic = self._options.elastic
+        late: list[int] = []
+        if elastic is not None and not self._actors.are_ready(answers, self._options.replace_s):
+            late = [rank for rank, ref in zip(ranks, answers, strict=True) if not self._actors.are_ready([ref], 0)]
+        if elastic is not None and late and len(self._setups) - len(late) >= elastic.min_replicas:
+            self._crowd(late)
+            answers = [self._actors.about(rank) for rank in ranks]
         self._wait(answers, "starting again", self._options.replace_s, "FailureOptions.replace_s")
         hosts = {rank: self._actors.present_host(rank) for rank in ranks}
         if any(self._hosts[rank] != host for rank, host in hosts.items()):
@@ -241,6 +249,13 @@ class Recovery:
                 self._setups[rank] = setups[rank]
                 self._actors.moved(rank, host, setups[rank].host)
         self._wait([self._start(rank) for rank in ranks], "starting again", self._timeouts.start_s)
+
+    def _crowd(self, late: Sequence[int]) -> None:
+        """Start processes beside those of the survivors: the cluster has no room for them elsewhere."""
+        survivors = [setup.rank for setup in self._setups if setup.rank not in self._new]
+        for number, rank in enumerate(late):
+            self._actors.replace_beside(rank, survivors[number % len(survivors)])
+        self.crowded |= set(late)
 
     def _call(self, rank: int, method: Callable[..., Any], *args: Any) -> Any:
         """Call a method of a replica's `ReplicaRecovery`; return the reference of the result."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
 
 import torch
 
 from raydist.collectives.base import Membership
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator
 from raydist.replicas.neighbours import Neighbours
@@ -19,6 +21,7 @@ from raydist.replicas.step import ReplicaSetup, StepHeader
 
 # Distance between the seeds of two replicas: replica 1 of a run must not equal replica 0 of a run with the next seed.
 _STREAM = 0x9E3779B97F4A7C15
+_LATER = 0xD1B54A32D192ED03  # between those of one replica that joins at two steps
 
 
 @final
@@ -34,10 +37,46 @@ class ReplicaSeeds:
         self._rank = rank
         self.current: Seed | None = None
 
-    def set(self, seed: Seed) -> None:
-        """Seed this replica from the driver's `torch.manual_seed`. Each replica differs, because Dropout masks must."""
+    def set(self, seed: Seed, step: int = 0) -> None:
+        """Seed this replica from the driver's `torch.manual_seed`. Each replica differs, because Dropout masks must.
+
+        Args:
+            step: The first step of a replica that joins a running program, which must not repeat earlier masks.
+        """
         self.current = seed
-        self._accelerator.seed((seed[0] + self._rank * _STREAM) % 2**63)
+        self._accelerator.seed((seed[0] + self._rank * _STREAM + step * _LATER) % 2**63)
+
+    def note(self, seed: Seed) -> None:
+        """Record that the generators were set by this seed, and have gone on since."""
+        self.current = seed
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Everything that replicas hold alike, for a new replica.
+
+    Attributes:
+        state: The mirrored objects.
+        functions: The step functions, by digest.
+        seed: The driver's seed that the generators were last set by; None before.
+        counts: See `NonfinitePolicy.counts`.
+    """
+
+    state: bytes
+    functions: Mapping[bytes, bytes]
+    seed: Seed | None
+    counts: tuple[int, int]
+
+    @staticmethod
+    def of(mirror: MirrorReplica, seeds: ReplicaSeeds, policy: NonfinitePolicy) -> HandedOver:
+        """Return the state of a replica."""
+        return HandedOver(*mirror.dump_for_newcomer(), seeds.current, policy.counts)
+
+    def load(self, mirror: MirrorReplica, policy: NonfinitePolicy) -> None:
+        """Take the state over, except for generators."""
+        mirror.load_as_newcomer(self.state, self.functions)
+        policy.counts = self.counts
 
 
 @final
@@ -52,12 +91,14 @@ class ReplicaRecovery:
         mirror: MirrorReplica,
         device: torch.device,
         seeds: ReplicaSeeds,
+        policy: NonfinitePolicy,
         num_calls: Callable[[], int],
         setup: ReplicaSetup,
     ) -> None:
         self._mirror = mirror
         self._device = device
         self._seeds = seeds
+        self._policy = policy
         self._setup = setup
         self._neighbours = Neighbours()
         self._early: tuple[int, bytes] = -1, b""  # this replica's own state before the last backward pass
@@ -118,15 +159,15 @@ class ReplicaRecovery:
         """Return the copy of the previous rank's own state at a boundary."""
         return self._neighbours.copy(boundary)
 
-    def dump_for_newcomer(self) -> tuple[Any, Seed | None]:
+    def hand_over(self) -> HandedOver:
         """Return everything that replicas hold alike, for `adopt`."""
-        return self._mirror.dump_for_newcomer(), self._seeds.current
+        return HandedOver.of(self._mirror, self._seeds, self._policy)
 
-    def adopt(self, dumped: tuple[Any, Seed | None], step: int, shared: int, own: bytes | None, is_new: bool) -> None:
+    def adopt(self, handed: HandedOver, step: int, shared: int, own: bytes | None, is_new: bool) -> None:
         """Take over what another replica holds, and begin at a step.
 
         Args:
-            dumped: Result of the other replica's `dump_for_newcomer`.
+            handed: Result of the other replica's `hand_over`.
             step: The first step that this replica runs.
             shared: The last step before it with an exchange or an update.
             own: The copy of this rank's own state that its neighbour keeps; None for no copy. Only for a new replica.
@@ -134,15 +175,19 @@ class ReplicaRecovery:
         """
         if not is_new:  # a step that others have completed counts as done here, too
             own = self._early[1] if self._early[0] == step else self._pack_own_state()
-        (state, functions), seed = dumped
-        self._mirror.load_as_newcomer(state, functions)
+        handed.load(self._mirror, self._policy)
         mine: OwnState | None = None if own is None else pickle.loads(own)
         if mine is not None:
             mine.restore(self._mirror, self._device)
             self._seeds.current = mine.seed
-        elif seed is not None:
-            self._seeds.set(seed)
+        elif handed.seed is not None:
+            self._seeds.set(handed.seed)
         self.rollback.start_from(step, shared)
+
+    def start_from(self, step: int) -> None:
+        """Begin at a step, with a whole state, in a group of another size."""
+        self.rollback.start_from(step, step - 1)
+        self.send_own_state()
 
     def close(self) -> None:
         """Close the connections to the neighbours."""

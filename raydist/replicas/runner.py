@@ -40,7 +40,7 @@ from raydist.mirroring.object_kinds import names_of, row_tables
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, ReplicaView, watch_gradient_readers
-from raydist.replicas.replica_recovery import ReplicaRecovery, ReplicaSeeds
+from raydist.replicas.replica_recovery import HandedOver, ReplicaRecovery, ReplicaSeeds
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader
@@ -52,6 +52,7 @@ _Args = TypeVarTuple("_Args")
 
 _SAVE_S = 2.0  # a gentle close comes after all saves were awaited
 _KEPT = 8  # refused saves
+_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ANSWER_S = 0.05
 _LOOK_S = 0.0005  # between two looks at the step, in tests of failures
 # Each purpose has its own group: a reduction inside a backward pass must not be interleaved with gradient reductions.
@@ -166,11 +167,6 @@ class ReplicaRunner:
         self._member = GroupMember(setup, join_group, self._device)
         self._progress = self._member.progress
         self._seeds = ReplicaSeeds(self._accelerator, setup.rank)
-        self._recovery: ReplicaRecovery | None = None
-        if setup.failures is not None:
-            self._recovery = ReplicaRecovery(
-                self._mirror, self._device, self._seeds, lambda: self._progress.num_calls, setup
-            )
         self._peers: SyncPeers | None = None
         self._reducer: GradientReducer | None = None
         self._objects = KeptObjects()
@@ -178,6 +174,11 @@ class ReplicaRunner:
             lambda parameters: names_of(parameters, self._mirror.objects()),
             first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
         )
+        self._recovery: ReplicaRecovery | None = None
+        if setup.failures is not None:
+            self._recovery = ReplicaRecovery(
+                self._mirror, self._device, self._seeds, self._policy, lambda: self._progress.num_calls, setup
+            )
         torch.set_num_threads(setup.num_threads)
         if setup.world_size > 1:
             watch_gradient_readers()
@@ -369,6 +370,31 @@ class ReplicaRunner:
         found: _T = getattr(self._recovery, method.__name__)(*args)
         return found
 
+    def hand_over(self) -> HandedOver:
+        """Return what the replicas of a group of another size take over.
+
+        Raises:
+            FailedPreconditionError: Gradients of `no_sync` were not exchanged yet.
+        """
+        if self._reducer is not None and self._reducer.holds_local_gradients:
+            raise FailedPreconditionError(
+                "All gradients must be exchanged before the number of replicas changes, but some were accumulated in "
+                "no_sync() since the last optimizer step. Resize after a step that calls optimizer.step()."
+            )
+        return HandedOver.of(self._mirror, self._seeds, self._policy)
+
+    def take_over(self, handed: HandedOver, step: int, is_new: bool) -> None:
+        """Take over what the replicas of a group of another size held; `step` is the next step.
+
+        Args:
+            is_new: This process has just started; the generators of the others go on.
+        """
+        handed.load(self._mirror, self._policy)
+        if handed.seed is not None:
+            self._seeds.set(handed.seed, step) if is_new else self._seeds.note(handed.seed)
+        if self._recovery is not None:
+            self._recovery.start_from(step)
+
     def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
         """Call a method of this replica's mirrored objects."""
         return answer(self._mirror, method, *args)
@@ -394,7 +420,11 @@ class ReplicaRunner:
 
     def nonfinite_counts(self) -> tuple[int, int]:
         """Return the number of backward passes with NaN or infinities, and of optimizer steps skipped for that."""
-        return self._policy.num_found, self._policy.num_skipped
+        return self._policy.counts
+
+    def gpus(self) -> dict[str, str]:
+        """Return the environment variable by which Ray shows this process its GPUs; empty without GPUs."""
+        return {name: os.environ[name] for name in _GPUS if self._device.type == "cuda" and name in os.environ}
 
     def ping(self) -> None:
         """Return after every step dispatched before."""

@@ -7,21 +7,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from raydist.cluster.nodes import Cluster, Node, address_of, connect, living_nodes
+from raydist.cluster.nodes import NODE_MARK, Cluster, Node, address_of, connect, living_nodes
 from raydist.context.cluster_resolver import (
     ClusterResolver,
     ClusterSpec,
     SimpleClusterResolver,
     TFConfigClusterResolver,
 )
-from raydist.context.devices import Device, parse_devices
-from raydist.core.errors import InvalidArgumentError
+from raydist.context.devices import Device, parse_device, parse_devices
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import CommunicationOptions, FailureOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan, make_setups
 from raydist.strategies.synchronous import SynchronousStrategy
 from raydist.strategies.worker_request import WorkerRequest, assign_hosts
-
-_MARK = 0.001  # of the resource "node:<address>", of which each node has 1: a request that takes nothing else
 
 
 def choose_workers(
@@ -127,7 +125,7 @@ def plan_workers(
             timeouts=timeouts,
             communication=communication,
         ),
-        bundles=tuple({**bundle, f"node:{address}": _MARK} for address in addresses) or (bundle,) * num_workers,
+        bundles=tuple({**bundle, f"node:{address}": NODE_MARK} for address in addresses) or (bundle,) * num_workers,
         placement=placement or choose_placement(bundle, num_workers, cluster.nodes),
         resources=wanted,
         store_host=cluster.store_host(),
@@ -240,6 +238,28 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
     def _make_plan(self) -> LaunchPlan:
         cluster, request = connect(), self._request
         count, devices = choose_workers(cluster.nodes, request.num_workers, request.devices)
+        return self._plan_workers(count, devices, cluster)
+
+    def _plan_for(self, num_replicas: int) -> LaunchPlan:
+        if self._request.hosts:
+            raise FailedPreconditionError(
+                f"The cluster resolver (TF_CONFIG?) names {len(self._request.hosts)} workers, so their number cannot "
+                "change. Leave the choice of nodes to Ray."
+            )
+        plan = self._plan()
+        per_worker = len(plan.setups) // plan.num_workers
+        num_workers, rest = divmod(num_replicas, per_worker)
+        if rest:
+            raise InvalidArgumentError(
+                f"Each worker has {per_worker} replicas, so their number must be a multiple of {per_worker}, got "
+                f"{num_replicas}."
+            )
+        names = plan.setups[0].worker_devices[:per_worker]
+        devices = tuple(parse_device(name.rpartition("device:")[2]) for name in names)
+        return self._plan_workers(num_workers, devices, connect())
+
+    def _plan_workers(self, count: int, devices: Sequence[Device], cluster: Cluster) -> LaunchPlan:
+        request = self._request
         plan = plan_workers(
             self._name,
             count,

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from raydist.cluster.nodes import Cluster, Node, connect, connected
 from raydist.cluster.placement import may_grow
-from raydist.context.devices import Device, parse_devices
+from raydist.context.devices import Device, parse_device, parse_devices
 from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, FailureOptions, Timeouts
 from raydist.replicas.central_variables import CentralVariables
@@ -102,7 +102,6 @@ class OneNodeStrategy(SynchronousStrategy):
         super().__init__(type(self).__name__, timeouts, communication_options, failure_options)
         self._wanted = devices
         self._resources = resources_per_replica
-        self._devices: tuple[Device, ...] = ()
 
     @abstractmethod
     def replica_rules(self) -> StrategyHooks:
@@ -117,17 +116,25 @@ class OneNodeStrategy(SynchronousStrategy):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        self._plan()
-        return tuple(map(str, self._devices))
+        return self._plan().setups[0].worker_devices
 
+    @final
     def _make_plan(self) -> LaunchPlan:
+        return self._plan_devices(self._wanted)
+
+    @final
+    def _plan_for(self, num_replicas: int) -> LaunchPlan:
+        kind = self.worker_devices[0].partition(":")[0]
+        return self._plan_devices([f"{kind}:{number}" for number in range(num_replicas)])
+
+    def _plan_devices(self, wanted: int | Sequence[Any] | Any) -> LaunchPlan:
         cluster = connect()
-        node, self._devices = choose_devices(self._wanted, cluster, may_grow=_may_grow(cluster))
-        if self._devices[0].kind == "CPU" and cluster.started_here:
-            warn_if_crowded(len(self._devices), node)
+        node, devices = choose_devices(wanted, cluster, may_grow=_may_grow(cluster))
+        if devices[0].kind == "CPU" and cluster.started_here:
+            warn_if_crowded(len(devices), node)
         return plan_one_node(
             self._name,
-            self._devices,
+            devices,
             cluster,
             node,
             resources=self._resources,
@@ -203,9 +210,10 @@ class MirroredStrategy(OneNodeStrategy):
     def replica_rules(self) -> StrategyHooks:
         return StrategyHooks()
 
-    def _make_plan(self) -> LaunchPlan:
-        plan = super()._make_plan()
-        accumulation = accumulation_of(self._cross_device_ops, self._devices)
+    def _plan_devices(self, wanted: int | Sequence[Any] | Any) -> LaunchPlan:
+        plan = super()._plan_devices(wanted)
+        devices = [parse_device(name) for name in plan.setups[0].worker_devices]
+        accumulation = accumulation_of(self._cross_device_ops, devices)
         return replace(plan, setups=tuple(replace(setup, accumulation=accumulation) for setup in plan.setups))
 
 

@@ -25,7 +25,7 @@ from raydist.coordinator.per_worker import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, fetched
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.exception_utils import folded
-from raydist.distributed_dataset import InputSide
+from raydist.distributed_dataset import InputSide, ReplicaCount
 from raydist.mirroring.driver import MirrorDriver
 from raydist.options import RunOptions, Timeouts
 from raydist.parameter_servers.consistency import Consistency, require_consistency
@@ -380,7 +380,7 @@ class ParameterServerStrategy(HostedStrategy):
         return None if self._cluster.launched is None else self._cluster.launched.worker_hosts[0]
 
     def _input_side(self) -> InputSide:
-        return InputSide(self._pipelines(), 1, self._timeouts, drain=self._drain)
+        return InputSide(self._pipelines(), ReplicaCount(1), self._timeouts, drain=self._drain)
 
     def _drain(self) -> None:
         if self._cluster.launched is not None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, TypeVarTuple, final
 import torch
 
 from raydist.actors.portable_errors import PortableError
+from raydist.actors.readers.driver_epoch import BatchLeaf, recut
 from raydist.checkpoints.driver_loop import DriverLoop, begin_loop
 from raydist.checkpoints.replica_loop import ReplicaLoops, sending_managers
 from raydist.checkpoints.restore import ShardRestorer
@@ -23,15 +24,15 @@ from raydist.checkpoints.shards import DispatchedSave, Shard
 from raydist.cluster.nodes import waits_for_own
 from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
-from raydist.core.errors import InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.exception_utils import folded
 from raydist.core.nest import NOTHING
-from raydist.distributed_dataset import InputSide
+from raydist.distributed_dataset import InputSide, ReplicaCount
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.messages import MirrorCalls, StepPayload
 from raydist.options import CommunicationOptions, FailureOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
-from raydist.replicas.launch import LaunchPlan, launch
+from raydist.replicas.launch import LaunchPlan, launch, resize
 from raydist.replicas.recovery import ReplicaFailure
 from raydist.replicas.replica_states import RESTORES, SAVES, ReplicaRestorer, ReplicaSaver
 from raydist.replicas.results import ReturnedStructures, StepOutcome, StepValues
@@ -120,6 +121,7 @@ class SynchronousStrategy(HostedStrategy):
         self._communication = communication_options or CommunicationOptions()
         self._launch_plan: LaunchPlan | None = None
         self._launched: ReplicaGroup | None = None
+        self._replica_count: ReplicaCount | None = None
         self._started = False
         self._mirror = MirrorDriver(self._name, LockStepLink(self._replicas), self._device_types)
         self._returned = ReturnedStructures()
@@ -150,23 +152,99 @@ class SynchronousStrategy(HostedStrategy):
         """
         return StrategyHooks()
 
+    def _plan_for(self, num_replicas: int) -> LaunchPlan:
+        """Return the plan for another number of replicas.
+
+        Raises:
+            InvalidArgumentError: There can't be so many.
+            FailedPreconditionError: The number cannot change.
+        """
+        raise FailedPreconditionError(f"{type(self).__name__} must keep its replicas, and cannot have {num_replicas}.")
+
     def _plan(self) -> LaunchPlan:
         if self._launch_plan is None:
-            plan, rules = self._make_plan(), self.replica_rules()
-            # Replicas with other rules may differ, and the processes of a TPU slice live and die together.
-            alike = type(rules) is StrategyHooks and plan.per_process == 1 and len(plan.setups) > 1
-            recover = self._failure_options.recover
-            if recover is None:
-                recover = all(setup.device == "cpu" for setup in plan.setups)
-            failures = self._failure_options if alike and recover else None
-            if failures is not None and failures.spares and plan.setups[0].device != "cpu":
-                raise InvalidArgumentError(
-                    f"FailureOptions.spares must be 0 for replicas on {plan.setups[0].device}, got {failures.spares}: "
-                    "a spare process would have no device. Leave it out: another process starts when one is lost."
-                )
-            setups = tuple(replace(setup, rules=rules, failures=failures) for setup in plan.setups)
-            self._launch_plan = replace(plan, setups=setups)
+            self._launch_plan = self._with_rules(self._make_plan(), self.replica_rules())
         return self._launch_plan
+
+    def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:
+        # Replicas with other rules may differ, and the processes of a TPU slice live and die together.
+        alike = type(rules) is StrategyHooks and plan.per_process == 1 and len(plan.setups) > 1
+        recover = self._failure_options.recover
+        if recover is None:
+            recover = all(setup.device == "cpu" for setup in plan.setups)
+        failures = self._failure_options if alike and recover else None
+        if failures is not None and failures.spares and plan.setups[0].device != "cpu":
+            raise InvalidArgumentError(
+                f"FailureOptions.spares must be 0 for replicas on {plan.setups[0].device}, got {failures.spares}: "
+                "a spare process would have no device. Leave it out: another process starts when one is lost."
+            )
+        setups = tuple(replace(setup, rules=rules, failures=failures) for setup in plan.setups)
+        return replace(plan, setups=setups)
+
+    @final
+    @folded
+    def resize(self, num_replicas: int) -> None:
+        """Go on with another number of replicas, from the next step. Blocks until dispatched steps end, and new
+        processes have started (about 5 s).
+
+        Replicas that stay keep their processes; new ones take over parameters, optimizer states and attributes.
+        Metrics and buffers keep the values that the program reads. The next batch is cut for the new number: no row is
+        left out or used twice. Batches that were drawn before are cut again.
+
+        Args:
+            num_replicas: Number of replicas, at least 1. Of MultiWorkerMirroredStrategy: a multiple of the replicas of
+                a worker.
+
+        Raises:
+            InvalidArgumentError: There can't be so many.
+            FailedPreconditionError: The number cannot change: the strategy has rules of its own or other replicas than
+                MirroredStrategy and MultiWorkerMirroredStrategy; an epoch has begun whose workers read separate parts,
+                or that comes from a function; gradients of `no_sync` were not exchanged yet. Nothing has changed.
+            DeadlineExceededError: The cluster has no room for further replicas. Nothing has changed.
+
+        Source: Horovod's elastic training; torch elastic restarts all processes instead.
+
+        >>> strategy = rd.MirroredStrategy("cpu")
+        >>> strategy.resize(2)
+        >>> strategy.num_replicas_in_sync
+        2
+        >>> strategy.close()
+        """
+        self._begin_run()
+        if isinstance(num_replicas, bool) or not isinstance(num_replicas, int) or num_replicas < 1:
+            raise InvalidArgumentError(f"num_replicas must be a number >= 1, got {num_replicas!r}.")
+        with self._turn:
+            before, rules = self._plan(), self._plan().setups[0].rules
+            if num_replicas == len(before.setups):
+                return
+            if type(rules) is not StrategyHooks or before.per_process > 1:
+                raise FailedPreconditionError(
+                    f"{type(self).__name__} must keep its {len(before.setups)} replicas: the number changes only where "
+                    "all replicas hold the same (MirroredStrategy, MultiWorkerMirroredStrategy)."
+                )
+            plan = self._with_rules(self._plan_for(num_replicas), rules)
+            self._count_for_input.require_change()
+            if self._launched is not None:
+                self._resize(self._replicas(), plan)
+            self._launch_plan = plan
+            if self._input_pipelines is not None:
+                self._input_pipelines.resize(num_replicas)
+            self._count_for_input.change(num_replicas, plan.num_workers)
+
+    def _resize(self, group: ReplicaGroup, plan: LaunchPlan) -> None:
+        self._drain()
+        if self._loop is not None:
+            self._loop.settle()
+        self._await_saves()
+        self._mirror.divide_anew()
+        resize(group, plan, self._timeouts, self._title)
+
+    @property
+    def _count_for_input(self) -> ReplicaCount:
+        if self._replica_count is None:
+            plan = self._plan()
+            self._replica_count = ReplicaCount(len(plan.setups), plan.num_workers)
+        return self._replica_count
 
     @final
     def failures(self) -> list[ReplicaFailure]:
@@ -178,8 +256,7 @@ class SynchronousStrategy(HostedStrategy):
         >>> rd.MirroredStrategy("cpu").failures()
         []
         """
-        recovery = None if self._launched is None else self._launched.recovery
-        return [] if recovery is None else list(recovery.failures)
+        return [] if self._launched is None else list(self._launched.failures)
 
     @final
     @property
@@ -198,8 +275,7 @@ class SynchronousStrategy(HostedStrategy):
             if self._launched is None:
                 launched = launch(self._plan(), self._timeouts, self._title)
                 launched.steps.on_results += [self._summaries.take_results, counting(self._metrics)]
-                if launched.recovery is not None:
-                    launched.recovery.on_recovered = self._metrics.note_recovery
+                launched.on_recovered = self._metrics.note_recovery
                 self._when_dropped.add(functools.partial(launched.close, gently=False))
                 self._launched = launched
             return self._launched
@@ -317,6 +393,8 @@ class SynchronousStrategy(HostedStrategy):
 
     def _next_header(self, payload: StepPayload, options: RunOptions) -> StepHeader:
         """Return the header of the next step, without the locations of its parts."""
+        leaves = [each for each in payload.per_replica if isinstance(each, BatchLeaf)]
+        recut({leaf.drawn for leaf in leaves}, self.num_replicas_in_sync)
         require_parts(payload.per_replica, self.num_replicas_in_sync)
         return self._headers.following(
             payload,
@@ -332,10 +410,9 @@ class SynchronousStrategy(HostedStrategy):
         failures = plan.setups[0].failures
         return InputSide(
             host,
-            len(plan.setups),
+            self._count_for_input,
             self._timeouts,
             drain=self._drain,
-            num_workers=plan.num_workers,
             restarts=0 if failures is None else failures.attempts_per_step,
         )
 

@@ -16,7 +16,7 @@ import torch
 
 import raydist as rd
 from raydist.actors.epochs.input_pipeline_actors import InputPipelineActors
-from raydist.distributed_dataset import InputSide, LocalDistributedDataset, distribute
+from raydist.distributed_dataset import InputSide, LocalDistributedDataset, ReplicaCount, distribute
 from tests.several_nodes import LIMITS, shared_strategy
 
 ROWS = (6, 6, 3, 0, 1, 9, 2)
@@ -128,7 +128,7 @@ def a_state_goes_on_anywhere() -> None:
     state = json.loads(json.dumps(iterator.state_dict()))
     host = InputPipelineActors("later", num_replicas=3, timeouts=LIMITS)
     try:
-        resumed = iter(distribute(dataset, InputSide(host, 3, LIMITS, drain=lambda: None), OPTIONS))
+        resumed = iter(distribute(dataset, InputSide(host, ReplicaCount(3), LIMITS, drain=lambda: None), OPTIONS))
         resumed.load_state_dict(state)
         assert head + flat(resumed) == whole
     finally:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.job import InputJob
     from raydist.options import Timeouts
 
+_LEAST_REPLICAS = 8  # so that a strategy of a few replicas can get more of them
 _SPARE_THREADS = 8  # calls that do not wait for data: open, close, release, ...
 
 
@@ -57,10 +58,12 @@ class InputPipelineActors:
         self._worker_nodes = worker_nodes
         self._process = OwningProcess("A distributed dataset")
         self._session: RaySession | None = None
+        num_replicas = max(num_replicas, _LEAST_REPLICAS)
         self._hosted = {node_id: _PipelineActor(name, num_replicas, node_id)}
         self._main = self._hosted[node_id]
         self._name = name
         self._num_replicas = num_replicas
+        self._retired: list[Any] = []  # actors that take no further epochs, but own batches that may be needed
         self._opening = threading.Lock()
 
     def open(self, job: InputJob | MergedJob) -> PipelineLink:
@@ -120,6 +123,16 @@ class InputPipelineActors:
         """Start the main actor if there is none. Does not block."""
         self._start(self._main)
 
+    def resize(self, num_replicas: int) -> None:
+        """Serve another number of replicas. If these are more, other actors make the next epochs. Does not block."""
+        with self._opening:
+            if num_replicas > self._num_replicas:
+                self._retired += [each.actor for each in self._hosted.values() if each.actor is not None]
+                for each in self._hosted.values():
+                    each.actor, each.num_replicas = None, num_replicas
+                self._num_replicas = num_replicas
+                self.start()
+
     def _start(self, hosted: _PipelineActor) -> None:
         if hosted.actor is None:
             self._session = RaySession()
@@ -128,6 +141,7 @@ class InputPipelineActors:
     def close(self) -> None:
         """Kill the actors with their epochs, threads and input workers. Idempotent."""
         actors = [hosted.actor for hosted in self._hosted.values() if hosted.actor is not None]
+        actors, self._retired = [*actors, *self._retired], []
         for hosted in self._hosted.values():
             hosted.actor = None
         if actors and self._process.is_this and self._session is not None and self._session.is_open:
@@ -141,14 +155,15 @@ class _PipelineActor:
     Attributes:
         actor: Handle of the actor; None while there is none.
         name: Name of the last actor; empty before the first.
+        num_replicas: Number of readers that may wait at the same time.
     """
 
     def __init__(self, prefix: str, num_replicas: int, node_id: str | None) -> None:
         self.node_id = node_id
         self.actor: Any = None
         self.name = ""
+        self.num_replicas = num_replicas
         self._prefix = prefix
-        self._num_replicas = num_replicas
 
     @property
     def title(self) -> str:
@@ -166,7 +181,7 @@ class _PipelineActor:
             .options(
                 name=self.name,
                 num_cpus=0,
-                max_concurrency=4 * self._num_replicas + _SPARE_THREADS,
+                max_concurrency=4 * self.num_replicas + _SPARE_THREADS,
                 scheduling_strategy=node,
                 max_restarts=0,
                 max_task_retries=0,

@@ -49,6 +49,15 @@ class InputJob:
     node_ids: tuple[str, ...] = ()
 
     @property
+    def can_be_recut(self) -> bool:
+        """True if the batches can be cut for another number of replicas: one pipeline makes whole ones."""
+        return not self.dealt and self.num_pieces is None
+
+    def recut(self, num_replicas: int, num_workers: int) -> InputJob:
+        """Return the job with batches for another number of replicas, on `num_workers` nodes."""
+        return replace(self, num_replicas=num_replicas, serves_workers=num_workers > 1)
+
+    @property
     def num_workers(self) -> int:
         """The number of input workers: of the input options, else of the pipeline's options, else AUTOTUNE."""
         wanted = self.input_options.num_input_workers
@@ -76,6 +85,11 @@ class MergedJob:
     jobs: tuple[InputJob, ...]
     num_pipelines: int = 1
     state: IteratorState | None = None
+
+    @property
+    def can_be_recut(self) -> bool:
+        """False: each worker reads its own data."""
+        return False
 
     @property
     def num_replicas(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from raydist.actors.epochs.job import InputJob
 from raydist.actors.readers.step_reader import StepReader
 from raydist.core.errors import FailedPreconditionError, UnavailableError
 from raydist.core.exception_utils import what_was_raised
@@ -18,7 +19,7 @@ from raydist.core.values import Part, PerReplica
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.batch_group import StepBatch
-    from raydist.actors.epochs.job import InputJob, MergedJob
+    from raydist.actors.epochs.job import MergedJob
     from raydist.actors.epochs.link import PipelineLink
     from raydist.pipelines.elements.items import IteratorState
 
@@ -115,6 +116,11 @@ class DriverEpoch:
         self._reader = None
         self.end()
 
+    def recut(self, job: InputJob) -> None:
+        """Release the epoch; the next `open` starts the epoch of this job."""
+        self.forget()
+        self._job = job
+
     def forget(self) -> None:
         """Release the epoch; the next `open` starts another epoch."""
         self.release()
@@ -157,13 +163,26 @@ class DrawnBatch:
 
     def move_to(self, batch: StepBatch | None, link: PipelineLink) -> None:
         """Replace the pieces by others with the same rows."""
-        if batch is None or batch.rows != self.batch.rows:
+        if batch is None or sum(batch.rows) != sum(self.batch.rows):
             raise UnavailableError(
                 f"Batch {self.number} of {self.source.job.label} was lost with its input pipeline. The pipeline that "
                 "took its place must make the same batch, but has made another one: have the files changed, or is the "
                 "dataset not deterministic?"
             )
         self.batch, self.link = batch, link
+
+
+def recut(batches: Collection[DrawnBatch], num_replicas: int) -> None:
+    """Make batches again that were cut for another number of replicas. Blocks and raises as `make_again` does."""
+    found: list[DrawnBatch] = []
+    sources: dict[EpochSource, EpochSource] = {}
+    for each in batches:
+        source, job = each.source, each.source.job
+        if len(each.batch.group.refs) != num_replicas and isinstance(job, InputJob) and job.can_be_recut:
+            recut_job = job.recut(num_replicas, 2 if job.serves_workers else 1)
+            each.source = sources.setdefault(source, replace(source, job=recut_job))
+            found.append(each)
+    make_again(found)
 
 
 def make_again(batches: Collection[DrawnBatch]) -> None:
@@ -200,7 +219,10 @@ class BatchLeaf(PerReplica):
         self._values = None
         self.drawn = drawn
         self.index = index
-        self.rows = drawn.batch.rows
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return self.drawn.batch.rows
 
     @property
     def num_parts(self) -> int:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+from raydist.actors.epochs.job import InputJob
 from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.driver_epoch import BatchLeaf, DrawnBatch, DriverEpoch, EpochOpener
 from raydist.actors.readers.replica_iterator import ReplicaIterator
@@ -18,7 +19,7 @@ from raydist.pipelines.elements.saved_state import require_state
 from raydist.pipelines.metering.stats import PipelineStats
 
 if TYPE_CHECKING:
-    from raydist.actors.epochs.job import InputJob, MergedJob
+    from raydist.actors.epochs.job import MergedJob
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
 
@@ -159,6 +160,25 @@ class DistributedIterator(BatchIterator):
                 f"The iterator over {self._job.label} was closed and gives no more batches. Take a new one: "
                 "iter(dataset)."
             )
+
+    def require_recut(self) -> None:
+        """Raise FailedPreconditionError if batches cannot be cut for another number of replicas within this epoch."""
+        if not self._job.can_be_recut and self._epoch.is_open and not self.has_ended:
+            raise FailedPreconditionError(
+                f"The number of replicas may change within an epoch only if one pipeline makes whole batches, but "
+                f"{self._job.label} has begun, and comes from a function or from workers that read separate parts. "
+                "Resize between two epochs, and distribute the dataset again; or use AutoShardPolicy.DATA."
+            )
+
+    def recut(self, num_replicas: int, num_workers: int) -> None:
+        """Go on with batches for another number of replicas. All steps must have ended."""
+        with self._lock:
+            if not isinstance(self._job, InputJob) or not self._job.can_be_recut:
+                return  # it has ended
+            if self._last is None and not self._closed:
+                self._take_back()
+            self._job = self._job.recut(num_replicas, num_workers)
+            self._epoch.recut(self._job)
 
     def _open(self) -> None:
         self._require_open()

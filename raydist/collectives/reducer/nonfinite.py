@@ -72,6 +72,15 @@ class NonfinitePolicy:
         return self._skipped.count
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """`num_found` and `num_skipped`, which are equal on all replicas; a new replica sets them."""
+        return self.num_found, self.num_skipped
+
+    @counts.setter
+    def counts(self, counts: tuple[int, int]) -> None:
+        self.num_found, self._skipped.count = counts
+
+    @property
     def must_check(self) -> bool:
         """True if gradients must be checked."""
         return self.choice != "pass"

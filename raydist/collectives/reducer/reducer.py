@@ -130,6 +130,11 @@ class GradientReducer:
         """Record that the program has set the gradients of these parameters to None or zero."""
         self._known.note_cleared(parameters)
 
+    @property
+    def holds_local_gradients(self) -> bool:
+        """True if gradients of `no_sync` wait to be exchanged."""
+        return bool(self._accumulation) and any(map(self._is_local, self._parameters.all.values()))
+
     def make_global(
         self, parameters: Collection[torch.nn.Parameter], *, used: bool = True, batch_ends: bool = False
     ) -> bool:

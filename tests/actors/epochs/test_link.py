@@ -15,7 +15,7 @@ import ray
 from raydist.actors.epochs.input_pipeline_actors import InputPipelineActors
 from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import DistributedDataset, InputSide, distribute
+from raydist.distributed_dataset import DistributedDataset, InputSide, ReplicaCount, distribute
 from raydist.options import AutoShardPolicy, InputOptions, Options, Timeouts
 from tests.conftest import live_actors
 from tests.waiting import wait_until
@@ -55,7 +55,7 @@ def distributed(shared_host: InputPipelineActors, shared_actors: set[str]) -> It
         workers: int = 0,
         **options: Any,
     ) -> DistributedDataset:
-        side = InputSide(host, replicas, host._timeouts, drain=lambda: None, num_workers=num_workers)
+        side = InputSide(host, ReplicaCount(replicas, num_workers), host._timeouts, drain=lambda: None)
         return distribute(dataset, side, InputOptions(num_input_workers=workers, **options))
 
     yield make

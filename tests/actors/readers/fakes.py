@@ -10,7 +10,7 @@ from typing import Any
 from raydist.actors.epochs.input_pipeline import InputPipeline
 from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.core.errors import UnavailableError
-from raydist.distributed_dataset import InputSide
+from raydist.distributed_dataset import InputSide, ReplicaCount
 from raydist.options import Timeouts
 
 TIMEOUTS = Timeouts(poll_s=0.2, input_s=20.0, close_s=5.0)
@@ -102,6 +102,6 @@ def fake_side(num_replicas: int, timeouts: Timeouts = TIMEOUTS, *, num_workers: 
     """The input side of a strategy with `num_replicas` replicas."""
     host = FakeHost(timeouts)
     try:
-        yield InputSide(host, num_replicas, timeouts, drain=lambda: None, num_workers=num_workers)
+        yield InputSide(host, ReplicaCount(num_replicas, num_workers), timeouts, drain=lambda: None)
     finally:
         host.close()

@@ -28,7 +28,7 @@ from raydist.core.errors import (
 )
 from raydist.core.nest import LEAF
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import InputSide, distribute
+from raydist.distributed_dataset import InputSide, ReplicaCount, distribute
 from raydist.options import InputOptions, Timeouts
 from tests.actors.readers.fakes import fake_side
 from tests.pipelines.threads import in_threads, quick_switches
@@ -74,7 +74,7 @@ def test_an_epoch_is_open_from_the_first_batch_until_its_iterator_ends_or_goes_a
 def test_loading_waits_for_loops_under_way_unless_the_state_is_refused() -> None:
     waited = []
     with fake_side(1) as side:
-        iterator = start(InputSide(side.opener, 1, side.timeouts, drain=lambda: waited.append(1)))
+        iterator = start(InputSide(side.opener, ReplicaCount(1), side.timeouts, drain=lambda: waited.append(1)))
         with pytest.raises(InvalidArgumentError, match=r"part \['at'\] must be .* got 0.5"):
             iterator.load_state_dict({"at": 0.5})
         state = iterator.state_dict()
