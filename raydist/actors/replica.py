@@ -252,8 +252,13 @@ class ReplicaActors:
         """Return True if `kill` releases the reservation."""
         return reservation in self._guards
 
+    @property
+    def num_idle(self) -> int:
+        """Number of reserved places that no replica uses."""
+        return len(self._idle)
+
     def idle_places(self) -> list[Place]:
-        """Return the reserved places that no replica uses, on nodes that live."""
+        """Return those of them that are on nodes that live."""
         living = {node.node_id for node in living_nodes()} if self._idle else set()
         return [each for each in self._idle if each.host in living]
 

@@ -26,7 +26,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from raydist.cluster.placement import Request, await_placed, describe_amounts
 from raydist.cluster.ray_session import draining_nodes
-from raydist.cluster.reservation import Reservation, captured_group, reserve_within
+from raydist.cluster.reservation import Reservation, captured_group, has_room, reserve_within
 from raydist.cluster.resource_check import why_never
 from raydist.compat.ray_internals import free_resources, init_local, own_node
 from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
@@ -365,6 +365,41 @@ def place(
     except BaseException:
         remove_placement_group(group)
         raise
+
+
+@final
+class PlaceRequest:
+    """A request for a bundle that waits in the cluster, so that an autoscaler adds a node. Does not block.
+
+    Within a placement group that captures this actor's children, the bundle is looked for there.
+    """
+
+    def __init__(self, bundle: Mapping[str, float], *, holder: str) -> None:
+        self._bundle, self._holder = dict(bundle), holder
+        self._captured = captured_group()
+        self._group = placement_group([self._bundle]) if self._captured is None else None
+
+    @property
+    def is_placed(self) -> bool:
+        """True if the bundle is reserved, or has room in the placement group now."""
+        if self._group is not None:
+            return bool(self._group.wait(0))
+        return self._captured is not None and has_room(self._captured, [self._bundle])
+
+    def take(self) -> Reservation:
+        """Return the reservation, which the caller releases."""
+        if self._group is None:
+            return place([self._bundle], strategy="PACK", timeout_s=_AT_ONCE_S, holder=self._holder)
+        group, self._group = self._group, None
+        reservation = Reservation.of_group(group)
+        _held[group.id.hex()] = _Held(self._holder, tuple(zip(reservation.hosts, [self._bundle], strict=True)))
+        return reservation
+
+    def cancel(self) -> None:
+        """Withdraw the request, unless the reservation was taken."""
+        if self._group is not None and ray.is_initialized():
+            remove_placement_group(self._group)
+        self._group = None
 
 
 def waits_for_own(bundles: Sequence[Mapping[str, float]], strategy: str) -> bool:

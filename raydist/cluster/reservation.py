@@ -83,6 +83,12 @@ def reserve_within(
     return Reservation(group, found, tuple(hosts[bundle] for bundle in found), is_captured=True)
 
 
+def has_room(group: PlacementGroup, wanted: Sequence[Mapping[str, float]]) -> bool:
+    """Return True if a placement group has room for a request now."""
+    hosts = _hosts_of(group)
+    return assign(wanted, _free_in(group, hosts), hosts, "PACK") is not None
+
+
 def assign(
     wanted: Sequence[Mapping[str, float]], free: Sequence[Mapping[str, float]], hosts: Sequence[str], strategy: str
 ) -> tuple[int, ...] | None:

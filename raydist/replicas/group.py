@@ -169,6 +169,16 @@ class ReplicaGroup:
         """Return True if the replicas release the reservation when they are stopped."""
         return self._actors.holds(reservation)
 
+    @property
+    def num_idle(self) -> int:
+        """Number of reserved places that no replica uses, also on nodes that are gone."""
+        return self._actors.num_idle
+
+    @property
+    def crowded(self) -> frozenset[int]:
+        """The ranks that share the place of others, because the cluster had no room for them."""
+        return frozenset() if self.recovery is None else frozenset(self.recovery.crowded)
+
     def idle_places(self) -> list[Place]:
         """Return the reserved places that replicas have left, on nodes that live."""
         return self._actors.idle_places()

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, TypeVarTuple, final
+from typing import Any, final
 
 import torch
 
-from raydist.actors.portable_errors import PortableError
 from raydist.actors.readers.driver_epoch import BatchLeaf, recut
 from raydist.checkpoints.driver_loop import DriverLoop, begin_loop
-from raydist.checkpoints.replica_loop import ReplicaLoops, sending_managers
+from raydist.checkpoints.replica_loop import sending_managers
 from raydist.checkpoints.restore import ShardRestorer
-from raydist.checkpoints.shards import DispatchedSave, Shard
-from raydist.cluster.nodes import waits_for_own
+from raydist.checkpoints.shards import DispatchedSave
+from raydist.cluster.nodes import PlaceRequest, waits_for_own
+from raydist.cluster.reservation import Reservation
 from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
@@ -29,10 +31,10 @@ from raydist.core.exception_utils import folded
 from raydist.core.nest import NOTHING
 from raydist.distributed_dataset import InputSide, ReplicaCount
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.messages import MirrorCalls, StepPayload
+from raydist.mirroring.messages import StepPayload
 from raydist.options import CommunicationOptions, FailureOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
-from raydist.replicas.launch import LaunchPlan, launch, resize
+from raydist.replicas.launch import LaunchPlan, further_bundles, launch, resize
 from raydist.replicas.recovery import ReplicaFailure
 from raydist.replicas.replica_states import RESTORES, SAVES, ReplicaRestorer, ReplicaSaver
 from raydist.replicas.results import ReturnedStructures, StepOutcome, StepValues
@@ -40,70 +42,13 @@ from raydist.replicas.rules import StrategyHooks
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import StepHeader, StepHeaders, require_parts
 from raydist.replicas.step_message import PlannedStep
-from raydist.replicas.step_summaries import StepSummaries, counting
+from raydist.replicas.step_summaries import counting
+from raydist.strategies.growth import Growth
 from raydist.strategies.hosted import HostedStrategy, release_mirrored
+from raydist.strategies.replica_links import LockStepLink, LoopReplicas
 from raydist.strategies.sync_batch_norm import adopt_layer
-from raydist.summary.record import Record
 
-_T = TypeVar("_T")
-_Args = TypeVarTuple("_Args")
-
-
-@final
-class LoopReplicas:
-    """The `LoopHost` of replicas in lock step, which answer concurrently with the run."""
-
-    def __init__(
-        self,
-        mirror: MirrorDriver,
-        saver: ReplicaSaver,
-        group: Callable[[], ReplicaGroup],
-        summaries: StepSummaries,
-        limit_s: float,
-    ) -> None:
-        self._mirror, self._saver, self._group, self.limit_s = mirror, saver, group, limit_s
-        self._summaries = summaries
-
-    def handle_of(self, obj: Any) -> int | None:
-        return self._mirror.handle_of(obj)
-
-    def save_mode(self, obj: Any) -> str:
-        return self._saver.save_mode(obj)
-
-    def driver_items(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
-        return self._mirror.driver_items(objects)
-
-    def ask(
-        self,
-        rank: int | None,
-        method: Callable[[ReplicaLoops, *_Args], _T],
-        *args: *_Args,
-    ) -> list[_T]:
-        ranks = None if rank is None else (rank,)
-        return self._group().ask_beside(ReplicaRunner.loop, method, *args, ranks=ranks)
-
-    def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
-        return self._group().ask_beside(ReplicaRunner.shard_of, step, token)
-
-    def take_records(self, by_replica: Sequence[Sequence[Record]]) -> None:
-        self._summaries.take_records(by_replica)
-
-    def drain(self) -> None:
-        self._group().steps.wait()
-
-
-@final
-class LockStepLink:
-    """The `ReplicaLink` to replicas in lock step; `replicas` returns these, ready for a step."""
-
-    def __init__(self, replicas: Callable[[], ReplicaGroup]) -> None:
-        self._replicas = replicas
-
-    def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        return self._replicas().ask_mirrors(method, *args, ranks=[rank])[0]
-
-    def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
-        return self._replicas().ask_mirrors(method, *args)
+_log = logging.getLogger("raydist")
 
 
 class SynchronousStrategy(HostedStrategy):
@@ -122,6 +67,7 @@ class SynchronousStrategy(HostedStrategy):
         self._launch_plan: LaunchPlan | None = None
         self._launched: ReplicaGroup | None = None
         self._replica_count: ReplicaCount | None = None
+        self._growth: Growth | None = None
         self._started = False
         self._mirror = MirrorDriver(self._name, LockStepLink(self._replicas), self._device_types)
         self._returned = ReturnedStructures()
@@ -184,8 +130,7 @@ class SynchronousStrategy(HostedStrategy):
     @final
     @folded
     def resize(self, num_replicas: int) -> None:
-        """Go on with another number of replicas, from the next step. Blocks until dispatched steps end, and new
-        processes have started (about 5 s).
+        """Go on with another number of replicas. Blocks until dispatched steps end, and new processes have started.
 
         Replicas that stay keep their processes; new ones take over parameters, optimizer states and attributes.
         Metrics and buffers keep the values that the program reads. The next batch is cut for the new number: no row is
@@ -214,30 +159,64 @@ class SynchronousStrategy(HostedStrategy):
         if isinstance(num_replicas, bool) or not isinstance(num_replicas, int) or num_replicas < 1:
             raise InvalidArgumentError(f"num_replicas must be a number >= 1, got {num_replicas!r}.")
         with self._turn:
-            before, rules = self._plan(), self._plan().setups[0].rules
-            if num_replicas == len(before.setups):
+            plan = self._plan()
+            if num_replicas == len(plan.setups):
                 return
-            if type(rules) is not StrategyHooks or before.per_process > 1:
+            if type(plan.setups[0].rules) is not StrategyHooks or plan.per_process > 1:
                 raise FailedPreconditionError(
-                    f"{type(self).__name__} must keep its {len(before.setups)} replicas: the number changes only where "
+                    f"{type(self).__name__} must keep its {len(plan.setups)} replicas: the number changes only where "
                     "all replicas hold the same (MirroredStrategy, MultiWorkerMirroredStrategy)."
                 )
-            plan = self._with_rules(self._plan_for(num_replicas), rules)
-            self._count_for_input.require_change()
-            if self._launched is not None:
-                self._resize(self._replicas(), plan)
-            self._launch_plan = plan
-            if self._input_pipelines is not None:
-                self._input_pipelines.resize(num_replicas)
-            self._count_for_input.change(num_replicas, plan.num_workers)
+            self._change_size(num_replicas)
 
-    def _resize(self, group: ReplicaGroup, plan: LaunchPlan) -> None:
-        self._drain()
-        if self._loop is not None:
-            self._loop.settle()
-        self._await_saves()
-        self._mirror.divide_anew()
-        resize(group, plan, self._timeouts, self._title)
+    def _change_size(
+        self, num_replicas: int, *, keep: Sequence[int] | None = None, reserved: Sequence[Reservation] = ()
+    ) -> None:
+        before, began = self._plan(), time.monotonic()
+        self._count_for_input.require_change()
+        plan = self._with_rules(self._plan_for(num_replicas), before.setups[0].rules)
+        if self._input_pipelines is not None:
+            self._input_pipelines.resize(num_replicas)
+        if self._launched is not None:
+            group = self._replicas()
+            self._drain()
+            if self._loop is not None:
+                self._loop.settle()
+            self._await_saves()
+            self._mirror.divide_anew()
+            resize(group, plan, self._timeouts, self._title, keep=keep, reserved=reserved)
+            _log.info(
+                "%s: %d replicas instead of %d from step %d on (%.1f s).",
+                self._name,
+                num_replicas,
+                len(before.setups),
+                group.steps.last + 1,
+                time.monotonic() - began,
+            )
+        self._launch_plan = plan
+        self._count_for_input.change(num_replicas, plan.num_workers)
+        if self._growth is not None:
+            self._growth.note_change()
+
+    def _adapt(self) -> None:
+        """Change the number of replicas of an elastic strategy, if some have no place of their own, or others have."""
+        group, growth = self._launched, self._growth
+        if group is None or growth is None:
+            return
+        count, unit, crowded = self.num_replicas_in_sync, self._plan().per_bundle, group.crowded
+        if not crowded and not growth.is_due(count):
+            return
+        with contextlib.suppress(FailedPreconditionError):  # not in this epoch, or with these gradients: later
+            self._count_for_input.require_change()
+            if crowded:
+                keep = [rank for rank in range(count) if rank not in crowded]
+                keep = keep[: len(keep) // unit * unit]
+                self._change_size(len(keep), keep=keep)
+                return
+            ready = len(group.idle_places())
+            found = growth.look(count, ready, group.num_idle, lambda: further_bundles(group, self._plan(), unit)[0])
+            if found > count:
+                self._change_size(found, reserved=growth.take((found - count - ready) // unit))
 
     @property
     def _count_for_input(self) -> ReplicaCount:
@@ -277,6 +256,10 @@ class SynchronousStrategy(HostedStrategy):
                 launched.steps.on_results += [self._summaries.take_results, counting(self._metrics)]
                 launched.on_recovered = self._metrics.note_recovery
                 self._when_dropped.add(functools.partial(launched.close, gently=False))
+                if (elastic := self._failure_options.elastic) is not None:
+                    plan, request = self._plan(), functools.partial(PlaceRequest, holder=self._title)
+                    self._growth = Growth(elastic, len(plan.setups), plan.per_bundle, request=request)
+                    self._when_dropped.add(self._growth.close)
                 self._launched = launched
             return self._launched
 
@@ -324,7 +307,10 @@ class SynchronousStrategy(HostedStrategy):
         with self._turn:
             expected = self._returned.expected(fn)
             returns_none = expected is NOTHING
+            loop = self._loop
             values = self._dispatch(fn, given, named, options or RunOptions(), returns_none=returns_none)
+            if self._loop is loop:
+                self._adapt()
         if returns_none:
             return None
         if self.num_replicas_in_sync == 1:
@@ -478,6 +464,8 @@ class SynchronousStrategy(HostedStrategy):
             self._launched.close(gently=self._started)
         if self._loop is not None:
             self._loop.close()
+        if self._growth is not None:
+            self._growth.close()
 
     def _device_types(self) -> set[str]:
         return {torch.device(setup.device).type for setup in self._plan().setups}

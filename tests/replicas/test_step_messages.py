@@ -37,7 +37,11 @@ class Stored(PerReplica):
 
     def __init__(self, name: str, leaf_index: int = 0, place: int = 0, rows: tuple[int, ...] = ()) -> None:
         super().__init__(())
-        self.name, self.leaf_index, self.place, self.rows = name, leaf_index, place, rows
+        self.name, self.leaf_index, self.place, self._rows = name, leaf_index, place, rows
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return self._rows
 
     def part_on(self, rank: int, *, padding: bool = False) -> Part:
         name = f"padding of {self.name}" if padding and self.rows and not self.rows[rank] else self.name

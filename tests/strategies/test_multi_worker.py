@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -288,6 +289,66 @@ def replace_a_node() -> tuple[list[rd.ReplicaFailure], list[str], str, list[list
         cluster().remove_node(node, allow_graceful=False)
         if spare is not None:
             cluster().remove_node(spare)
+
+
+def shrink_and_grow() -> tuple[list[int], list[list[int]], int]:
+    """Train on three nodes, lose one, and add another one later.
+
+    Returns:
+        The number of replicas in each step, the rows of each step, and the number of lost results.
+    """
+    node = cluster().add_node(num_cpus=1)
+    later = None
+    strategy = rd.MultiWorkerMirroredStrategy(
+        3,
+        1,
+        rd.CommunicationOptions(timeout_seconds=10),
+        timeouts=rd.Timeouts(start_s=60, step_s=60, close_s=5),
+        resources_per_replica={"CPU": 0.01},
+        failure_options=rd.FailureOptions(replace_s=5, elastic=rd.Elastic(min_replicas=2, grow_after_s=1)),
+    )
+    try:
+        with strategy.scope():
+            model = nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch: torch.Tensor) -> list[int]:
+            time.sleep(0.02)
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            return list(batch.tolist())
+
+        data = rd.Dataset.range(30_000).shuffle(50, seed=1).batch(6)
+        sizes, results = [], []
+        for number, batch in enumerate(strategy.distribute_dataset(data)):
+            sizes.append(strategy.num_replicas_in_sync)
+            results.append(strategy.run(step, args=(batch,)))
+            if number == 20:
+                raylet = node.all_processes["raylet"][0].process.pid
+                for pid in (raylet, *descendants(raylet)):
+                    os.kill(pid, signal.SIGKILL)
+            if later is None and sizes[-1] == 2:
+                later = cluster().add_node(num_cpus=1)
+            if later is not None and sizes[-1] == 3 and number > 40:
+                break
+        rows: list[list[int]] = [sum(strategy.local_results(each), []) for each in results]
+        return sizes, rows, sum(each.num_lost_results for each in strategy.failures())
+    finally:
+        strategy._abort(fetch=True)
+        cluster().remove_node(node, allow_graceful=False)
+        if later is not None:
+            cluster().remove_node(later)
+
+
+@pytest.mark.long
+def test_an_elastic_strategy_goes_on_with_fewer_replicas_and_then_with_more(nodes: Nodes) -> None:
+    sizes, rows, num_lost = nodes.run(shrink_and_grow)
+    assert [size for size, _ in itertools.groupby(sizes)] == [3, 2, 3]
+    seen = [row for each in rows for row in each]
+    assert len(set(seen)) == len(seen) >= 6 * len(rows) - 2 * num_lost
+    if not num_lost:  # each step has the next six rows of one order
+        assert len(seen) == 6 * len(rows)
 
 
 @pytest.mark.long
