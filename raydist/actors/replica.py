@@ -215,12 +215,16 @@ class ReplicaActors:
         kill_actors([self._handles[rank]])
         if self._slots[rank].resources:
             self._idle.append(Place(self._places[rank], self._slots[rank].bundle))
-        gpus: dict[str, str] = ray.get(self._handles[other].control.remote(0, "gpus"), timeout=_GPUS_S)
-        env = {**self._slots[other].env, **gpus}
-        self._places[rank] = self._places[other]
-        self._slots[rank] = replace(self._slots[other], resources={}, env=env)
-        self._handles[rank] = self._launch(self._places[rank], self._slots[rank], self._later_name(rank))
+        place, self._slots[rank] = self.beside(other)
+        self._places[rank] = place.reservation
+        self._handles[rank] = self._launch(place.reservation, self._slots[rank], self._later_name(rank))
         self.names[rank] = _title(self._kind, rank, self._name, self._slots[rank])
+
+    def beside(self, rank: int) -> tuple[Place, ReplicaSlot]:
+        """Return the place of a replica for one more process, which takes no resources and shares the GPU."""
+        slot = self._slots[rank]
+        gpus: dict[str, str] = ray.get(self._handles[rank].control.remote(0, "gpus"), timeout=_GPUS_S)
+        return Place(self._places[rank], slot.bundle), replace(slot, resources={}, env={**slot.env, **gpus})
 
     def add(self, place: Place, slot: ReplicaSlot) -> None:
         """Start the process of a further replica, behind the last rank. Does not block."""

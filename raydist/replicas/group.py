@@ -71,6 +71,7 @@ class ReplicaGroup:
         self._join_group = join_group
         self.hosts = list(hosts)  # node ids, in rank order; recovery changes them
         self._silent = False
+        self._beside: frozenset[int] = frozenset()
         self._process = OwningProcess("A strategy with its variables and results")
         self.steps = DispatchedSteps(actors, timeouts.step_s, self._process)
         self.failures: list[ReplicaFailure] = []
@@ -137,6 +138,9 @@ class ReplicaGroup:
         self._setups[:], self.hosts[:] = plan.setups, plan.hosts
         self.steps.resize(len(plan.setups))
         new, attempts = set(range(len(plan.keep), len(plan.setups))), 1
+        self._beside = frozenset(
+            rank for rank, (_, slot) in enumerate(plan.added, len(plan.keep)) if not slot.resources
+        )
         while True:
             try:
                 self._begin_again(handed, new)
@@ -165,6 +169,10 @@ class ReplicaGroup:
         ]
         self.steps.wait_for(taking, self._timeouts.start_s, "taking over the state", "Timeouts.start_s")
 
+    def beside(self, rank: int) -> tuple[Place, ReplicaSlot]:
+        """Return the place of a replica, for one more process."""
+        return self._actors.beside(rank)
+
     def holds(self, reservation: Reservation) -> bool:
         """Return True if the replicas release the reservation when they are stopped."""
         return self._actors.holds(reservation)
@@ -177,7 +185,7 @@ class ReplicaGroup:
     @property
     def crowded(self) -> frozenset[int]:
         """The ranks that share the place of others, because the cluster had no room for them."""
-        return frozenset() if self.recovery is None else frozenset(self.recovery.crowded)
+        return self._beside if self.recovery is None else self._beside | self.recovery.crowded
 
     def idle_places(self) -> list[Place]:
         """Return the reserved places that replicas have left, on nodes that live."""

@@ -10,8 +10,6 @@ from raydist.cluster.nodes import PlaceRequest
 from raydist.cluster.reservation import Reservation
 from raydist.options import Elastic
 
-_LOOK_S = 1.0
-
 
 @final
 class Growth:
@@ -39,18 +37,12 @@ class Growth:
         self._unit = unit
         self._request = request
         self._clock = clock
-        self._changed_at = self._looked_at = clock()
+        self._changed_at = clock()
         self._requests: list[PlaceRequest] = []
 
     def is_due(self, num_replicas: int) -> bool:
         """Return True if it is time to look for room."""
-        now = self._clock()
-        if num_replicas + self._unit > self._most or now < max(
-            self._changed_at + self._grow_after_s, self._looked_at + _LOOK_S
-        ):
-            return False
-        self._looked_at = now
-        return True
+        return num_replicas + self._unit <= self._most and self._clock() >= self._changed_at + self._grow_after_s
 
     def look(self, num_replicas: int, num_ready: int, num_idle: int, bundle: Callable[[], Mapping[str, float]]) -> int:
         """Return the number of replicas that have room now; request room for those that have none.

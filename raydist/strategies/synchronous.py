@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -23,6 +23,7 @@ from raydist.checkpoints.replica_loop import sending_managers
 from raydist.checkpoints.restore import ShardRestorer
 from raydist.checkpoints.shards import DispatchedSave
 from raydist.cluster.nodes import PlaceRequest, waits_for_own
+from raydist.cluster.ray_session import draining_nodes
 from raydist.cluster.reservation import Reservation
 from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
@@ -49,6 +50,7 @@ from raydist.strategies.replica_links import LockStepLink, LoopReplicas
 from raydist.strategies.sync_batch_norm import adopt_layer
 
 _log = logging.getLogger("raydist")
+_LOOK_S = 1.0  # between two looks at the nodes
 
 
 class SynchronousStrategy(HostedStrategy):
@@ -68,6 +70,8 @@ class SynchronousStrategy(HostedStrategy):
         self._launched: ReplicaGroup | None = None
         self._replica_count: ReplicaCount | None = None
         self._growth: Growth | None = None
+        self._look_at = 0.0  # time of the next look at the nodes
+        self._must_end = False  # all nodes of replicas are drained
         self._started = False
         self._mirror = MirrorDriver(self._name, LockStepLink(self._replicas), self._device_types)
         self._returned = ReturnedStructures()
@@ -170,13 +174,19 @@ class SynchronousStrategy(HostedStrategy):
             self._change_size(num_replicas)
 
     def _change_size(
-        self, num_replicas: int, *, keep: Sequence[int] | None = None, reserved: Sequence[Reservation] = ()
+        self,
+        num_replicas: int,
+        *,
+        keep: Sequence[int] | None = None,
+        reserved: Sequence[Reservation] = (),
+        beside: bool = False,
+        leaving: Collection[str] = (),
     ) -> None:
         before, began = self._plan(), time.monotonic()
         self._count_for_input.require_change()
         plan = self._with_rules(self._plan_for(num_replicas), before.setups[0].rules)
         if self._input_pipelines is not None:
-            self._input_pipelines.resize(num_replicas)
+            self._input_pipelines.change(num_replicas, leaving)
         if self._launched is not None:
             group = self._replicas()
             self._drain()
@@ -184,7 +194,7 @@ class SynchronousStrategy(HostedStrategy):
                 self._loop.settle()
             self._await_saves()
             self._mirror.divide_anew()
-            resize(group, plan, self._timeouts, self._title, keep=keep, reserved=reserved)
+            resize(group, plan, self._timeouts, self._title, keep=keep, reserved=reserved, beside=beside)
             _log.info(
                 "%s: %d replicas instead of %d from step %d on (%.1f s).",
                 self._name,
@@ -199,24 +209,57 @@ class SynchronousStrategy(HostedStrategy):
             self._growth.note_change()
 
     def _adapt(self) -> None:
-        """Change the number of replicas of an elastic strategy, if some have no place of their own, or others have."""
-        group, growth = self._launched, self._growth
-        if group is None or growth is None:
+        """Leave nodes that are drained, and give an elastic strategy the replicas that it has room for."""
+        group = self._launched
+        if group is None or (group.recovery is None and self._growth is None):
             return
-        count, unit, crowded = self.num_replicas_in_sync, self._plan().per_bundle, group.crowded
-        if not crowded and not growth.is_due(count):
+        crowded = group.crowded
+        now = time.monotonic()
+        if now < self._look_at and not (crowded and self._growth is not None):
             return
+        self._look_at = now + _LOOK_S
         with contextlib.suppress(FailedPreconditionError):  # not in this epoch, or with these gradients: later
             self._count_for_input.require_change()
-            if crowded:
-                keep = [rank for rank in range(count) if rank not in crowded]
-                keep = keep[: len(keep) // unit * unit]
-                self._change_size(len(keep), keep=keep)
+            going = draining_nodes()
+            drained = [rank for rank, host in enumerate(group.hosts) if host in going]
+            self._must_end = len(drained) == len(group.hosts)
+            if self._must_end:
                 return
-            ready = len(group.idle_places())
-            found = growth.look(count, ready, group.num_idle, lambda: further_bundles(group, self._plan(), unit)[0])
-            if found > count:
-                self._change_size(found, reserved=growth.take((found - count - ready) // unit))
+            if drained:
+                self._leave(set(drained) | crowded, going)
+            elif crowded:
+                self._give_places(crowded)
+            elif self._growth is not None:
+                self._grow(self._growth)
+
+    def _leave(self, ranks: Collection[int], nodes: Collection[str] = ()) -> None:
+        """Go on without these replicas if the strategy is elastic, else with others beside those that stay."""
+        plan, elastic = self._plan(), self._failure_options.elastic
+        keep = [rank for rank in range(len(plan.setups)) if rank not in ranks]
+        fewer = len(keep) // plan.per_bundle * plan.per_bundle
+        if elastic is not None and fewer >= elastic.min_replicas:
+            self._change_size(fewer, keep=keep[:fewer], leaving=nodes)
+        else:
+            self._change_size(len(plan.setups), keep=keep, beside=True, leaving=nodes)
+
+    def _give_places(self, crowded: Collection[int]) -> None:
+        """Give replicas that share the place of others the places that are free now."""
+        ready = len(self._launch().idle_places())
+        if ready >= len(crowded):
+            keep = [rank for rank in range(self.num_replicas_in_sync) if rank not in crowded]
+            self._change_size(self.num_replicas_in_sync, keep=keep)
+        elif self._growth is not None:
+            self._leave(crowded)
+
+    def _grow(self, growth: Growth) -> None:
+        group, plan = self._launch(), self._plan()
+        count, unit = len(plan.setups), plan.per_bundle
+        if not growth.is_due(count):
+            return
+        ready = len(group.idle_places())
+        found = growth.look(count, ready, group.num_idle, lambda: further_bundles(group, plan, unit)[0])
+        if found > count:
+            self._change_size(found, reserved=growth.take((found - count - ready) // unit))
 
     @property
     def _count_for_input(self) -> ReplicaCount:
@@ -374,8 +417,13 @@ class SynchronousStrategy(HostedStrategy):
         return header.step, outcome
 
     def _hosts(self) -> tuple[str, ...]:
-        """Return the nodes of the replicas, as far as they are placed."""
-        return () if self._launched is None else tuple(self._launched.hosts)
+        """Return the nodes of replicas, as far as they are placed, whose drain ends the program."""
+        group = self._launched
+        if group is None:
+            return ()
+        hosts = tuple(group.hosts)
+        leaves = group.recovery is not None and self._loop is None and len(set(hosts)) > 1 and not self._must_end
+        return () if leaves else hosts
 
     def _next_header(self, payload: StepPayload, options: RunOptions) -> StepHeader:
         """Return the header of the next step, without the locations of its parts."""

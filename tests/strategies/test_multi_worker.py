@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from ray._raylet import GcsClient
+from ray.core.generated import autoscaler_pb2
 from torch import nn
 
 import raydist as rd
@@ -279,9 +281,7 @@ def replace_a_node() -> tuple[list[rd.ReplicaFailure], list[str], str, list[list
         for number, batch in enumerate(strategy.distribute_dataset(data)):
             results.append(strategy.run(step, args=(batch,)))
             if number == 30:
-                raylet = node.all_processes["raylet"][0].process.pid
-                for pid in (raylet, *descendants(raylet)):
-                    os.kill(pid, signal.SIGKILL)
+                kill_node(node)
         rows: list[list[int]] = [sum(strategy.local_results(each), []) for each in results]
         return strategy.failures(), before, node.node_id, rows
     finally:
@@ -291,11 +291,26 @@ def replace_a_node() -> tuple[list[rd.ReplicaFailure], list[str], str, list[list
             cluster().remove_node(spare)
 
 
-def shrink_and_grow() -> tuple[list[int], list[list[int]], int]:
-    """Train on three nodes, lose one, and add another one later.
+def drain_node(node: Any) -> None:
+    """As who is going to take a machine away does."""
+    reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    deadline_ms = int((time.time() + 60) * 1000)
+    accepted, why = GcsClient(cluster().address).drain_node(node.node_id, reason, "taken away", deadline_ms)
+    assert accepted, why
+
+
+def kill_node(node: Any) -> None:
+    raylet = node.all_processes["raylet"][0].process.pid
+    for pid in (raylet, *descendants(raylet)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def train_while_nodes_go(*, elastic: bool) -> tuple[list[int], list[int], list[list[int]], int, int]:
+    """Train on three nodes. One is killed, or drained and then killed; later another one comes.
 
     Returns:
-        The number of replicas in each step, the rows of each step, and the number of lost results.
+        The number of replicas in each step, the number of their nodes, the rows of each step, the number of lost
+        results, and the number of steps that ran again.
     """
     node = cluster().add_node(num_cpus=1)
     later = None
@@ -305,7 +320,9 @@ def shrink_and_grow() -> tuple[list[int], list[list[int]], int]:
         rd.CommunicationOptions(timeout_seconds=10),
         timeouts=rd.Timeouts(start_s=60, step_s=60, close_s=5),
         resources_per_replica={"CPU": 0.01},
-        failure_options=rd.FailureOptions(replace_s=5, elastic=rd.Elastic(min_replicas=2, grow_after_s=1)),
+        failure_options=rd.FailureOptions(
+            replace_s=5, elastic=rd.Elastic(min_replicas=2, grow_after_s=1) if elastic else None
+        ),
     )
     try:
         with strategy.scope():
@@ -320,20 +337,25 @@ def shrink_and_grow() -> tuple[list[int], list[list[int]], int]:
             return list(batch.tolist())
 
         data = rd.Dataset.range(30_000).shuffle(50, seed=1).batch(6)
-        sizes, results = [], []
+        sizes: list[int] = []
+        places: list[int] = []
+        results = []
         for number, batch in enumerate(strategy.distribute_dataset(data)):
-            sizes.append(strategy.num_replicas_in_sync)
             results.append(strategy.run(step, args=(batch,)))
+            sizes.append(strategy.num_replicas_in_sync)
+            places.append(len(set(strategy._launch().hosts)))
             if number == 20:
-                raylet = node.all_processes["raylet"][0].process.pid
-                for pid in (raylet, *descendants(raylet)):
-                    os.kill(pid, signal.SIGKILL)
-            if later is None and sizes[-1] == 2:
+                (kill_node if elastic else drain_node)(node)
+            if later is None and places[-1] == 2:
+                if not elastic:
+                    kill_node(node)
                 later = cluster().add_node(num_cpus=1)
-            if later is not None and sizes[-1] == 3 and number > 40:
+            if later is not None and places[-1] == 3:
                 break
         rows: list[list[int]] = [sum(strategy.local_results(each), []) for each in results]
-        return sizes, rows, sum(each.num_lost_results for each in strategy.failures())
+        failures = strategy.failures()
+        num_lost = sum(each.num_lost_results for each in failures)
+        return sizes, places, rows, num_lost, sum(each.num_repeated for each in failures)
     finally:
         strategy._abort(fetch=True)
         cluster().remove_node(node, allow_graceful=False)
@@ -342,13 +364,14 @@ def shrink_and_grow() -> tuple[list[int], list[list[int]], int]:
 
 
 @pytest.mark.long
-def test_an_elastic_strategy_goes_on_with_fewer_replicas_and_then_with_more(nodes: Nodes) -> None:
-    sizes, rows, num_lost = nodes.run(shrink_and_grow)
-    assert [size for size, _ in itertools.groupby(sizes)] == [3, 2, 3]
+@pytest.mark.parametrize("elastic", [True, False])
+def test_training_goes_on_when_a_node_is_lost_or_drained_and_another_one_comes(nodes: Nodes, elastic: bool) -> None:
+    sizes, places, rows, num_lost, num_repeated = nodes.run(train_while_nodes_go, elastic=elastic)
+    assert [size for size, _ in itertools.groupby(sizes)] == ([3, 2, 3] if elastic else [3])
+    assert [count for count, _ in itertools.groupby(places)] == [3, 2, 3]
     seen = [row for each in rows for row in each]
     assert len(set(seen)) == len(seen) >= 6 * len(rows) - 2 * num_lost
-    if not num_lost:  # each step has the next six rows of one order
-        assert len(seen) == 6 * len(rows)
+    assert elastic or num_lost == num_repeated == 0
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -123,15 +123,21 @@ class InputPipelineActors:
         """Start the main actor if there is none. Does not block."""
         self._start(self._main)
 
-    def resize(self, num_replicas: int) -> None:
-        """Serve another number of replicas. If these are more, other actors make the next epochs. Does not block."""
+    def change(self, num_replicas: int, leaving: Collection[str] = ()) -> None:
+        """Serve another number of replicas, and leave nodes. Does not block.
+
+        Other actors make the next epochs: where the present ones serve fewer replicas, or are on these nodes.
+        """
         with self._opening:
-            if num_replicas > self._num_replicas:
-                self._retired += [each.actor for each in self._hosted.values() if each.actor is not None]
-                for each in self._hosted.values():
-                    each.actor, each.num_replicas = None, num_replicas
-                self._num_replicas = num_replicas
-                self.start()
+            for each in self._hosted.values():
+                if each.actor is not None and (each.num_replicas < num_replicas or each.node_id in leaving):
+                    self._retired.append(each.actor)
+                    each.actor = None
+                if each.node_id in leaving:
+                    each.node_id = None
+                each.num_replicas = max(num_replicas, each.num_replicas)
+            self._num_replicas = max(num_replicas, self._num_replicas)
+            self.start()
 
     def _start(self, hosted: _PipelineActor) -> None:
         if hosted.actor is None:
