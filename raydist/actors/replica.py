@@ -30,7 +30,7 @@ from raydist.actors.supervision import (
 from raydist.actors.version_check import Software, installed_software
 from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.cluster.nodes import living_nodes, release
-from raydist.cluster.ray_session import RaySession
+from raydist.cluster.ray_session import RaySession, draining_nodes
 from raydist.cluster.reservation import Reservation
 from raydist.core.errors import FailedPreconditionError
 
@@ -140,6 +140,7 @@ class ReplicaActors:
         self._session = RaySession()
         self._name = name
         self._slots = list(slots)
+        self._resources = slots[0].resources
         self._per_process = per_process
         self._handles = [
             self._launch(reservation, slot, f"{name}-{kind}-{n * per_process}") for n, slot in enumerate(self._slots)
@@ -211,20 +212,25 @@ class ReplicaActors:
         return f"{self._name}-{self._kind}-{rank}-again-{self._num_replaced}"
 
     def replace_beside(self, rank: int, other: int) -> None:
-        """Put a new process into a lost replica's place, beside another one that lives: in its bundle, on its GPU."""
+        """Put a new process into a replica's place, beside another one that lives: in its bundle, on its GPU."""
         kill_actors([self._handles[rank]])
         if self._slots[rank].resources:
             self._idle.append(Place(self._places[rank], self._slots[rank].bundle))
-        place, self._slots[rank] = self.beside(other)
-        self._places[rank] = place.reservation
-        self._handles[rank] = self._launch(place.reservation, self._slots[rank], self._later_name(rank))
-        self.names[rank] = _title(self._kind, rank, self._name, self._slots[rank])
+        slot = self._slots[other]
+        gpus: dict[str, str] = ray.get(self._handles[other].control.remote(0, "gpus"), timeout=_GPUS_S)
+        self._put(rank, self._places[other], replace(slot, resources={}, env={**slot.env, **gpus}))
 
-    def beside(self, rank: int) -> tuple[Place, ReplicaSlot]:
-        """Return the place of a replica for one more process, which takes no resources and shares the GPU."""
-        slot = self._slots[rank]
-        gpus: dict[str, str] = ray.get(self._handles[rank].control.remote(0, "gpus"), timeout=_GPUS_S)
-        return Place(self._places[rank], slot.bundle), replace(slot, resources={}, env={**slot.env, **gpus})
+    def replace_in(self, rank: int, place: Place) -> None:
+        """Put a new process into a replica's place, in a reserved place that no replica uses."""
+        kill_actors([self._handles[rank]])
+        self._idle.remove(place)
+        slot = replace(self._slots[rank], bundle=place.bundle, resources=self._resources, node_id=place.host)
+        self._put(rank, place.reservation, slot)
+
+    def _put(self, rank: int, reservation: Reservation, slot: ReplicaSlot) -> None:
+        self._places[rank], self._slots[rank] = reservation, slot
+        self._handles[rank] = self._launch(reservation, slot, self._later_name(rank))
+        self.names[rank] = _title(self._kind, rank, self._name, slot)
 
     def add(self, place: Place, slot: ReplicaSlot) -> None:
         """Start the process of a further replica, behind the last rank. Does not block."""
@@ -262,9 +268,11 @@ class ReplicaActors:
         return len(self._idle)
 
     def idle_places(self) -> list[Place]:
-        """Return those of them that are on nodes that live."""
-        living = {node.node_id for node in living_nodes()} if self._idle else set()
-        return [each for each in self._idle if each.host in living]
+        """Return those of them that are on nodes that live, and are not drained."""
+        if not self._idle:
+            return []
+        usable = {node.node_id for node in living_nodes()} - draining_nodes()
+        return [each for each in self._idle if each.host in usable]
 
     def _release(self, reservation: Reservation) -> None:
         guard = self._guards.pop(reservation)

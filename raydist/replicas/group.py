@@ -17,7 +17,8 @@ from raydist.cluster.reservation import Reservation
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.core.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError, UnavailableError
+from raydist.core.exception_utils import describe
 from raydist.core.fork_guard import OwningProcess
 from raydist.mirroring.messages import MirrorCalls
 from raydist.options import Timeouts
@@ -71,7 +72,6 @@ class ReplicaGroup:
         self._join_group = join_group
         self.hosts = list(hosts)  # node ids, in rank order; recovery changes them
         self._silent = False
-        self._beside: frozenset[int] = frozenset()
         self._process = OwningProcess("A strategy with its variables and results")
         self.steps = DispatchedSteps(actors, timeouts.step_s, self._process)
         self.failures: list[ReplicaFailure] = []
@@ -127,8 +127,10 @@ class ReplicaGroup:
         Replicas that stay keep their processes. All of them take over what the first one holds; what differs between
         replicas the driver sends again.
         """
+        ready = self._ask(ReplicaRunner.require_updated, self._ranks)
+        self.steps.wait_for(ready, self._timeouts.step_s, "resizing", present=False)
         handed = self._actors.call(plan.keep[0], ReplicaRunner.hand_over.__name__)
-        names = [self._actors.names[plan.keep[0]]]
+        names, crowded = [self._actors.names[plan.keep[0]]], self.crowded
         self.steps.wait_for([handed], self._timeouts.step_s, "resizing", names=names)
         closing = self._ask(ReplicaRunner.close, self._ranks)
         self.steps.wait_for(closing, self._timeouts.close_s, "leaving the group", "Timeouts.close_s")
@@ -138,9 +140,6 @@ class ReplicaGroup:
         self._setups[:], self.hosts[:] = plan.setups, plan.hosts
         self.steps.resize(len(plan.setups))
         new, attempts = set(range(len(plan.keep), len(plan.setups))), 1
-        self._beside = frozenset(
-            rank for rank, (_, slot) in enumerate(plan.added, len(plan.keep)) if not slot.resources
-        )
         while True:
             try:
                 self._begin_again(handed, new)
@@ -148,6 +147,10 @@ class ReplicaGroup:
                 lost = self._actors.lost(_ANSWER_S) if may_be_loss(error) else {}
                 options = plan.setups[0].failures
                 if not lost or options is None or attempts >= options.attempts_per_step:
+                    self.steps.dead = self.steps.dead or UnavailableError(
+                        f"The number of replicas was to change, but that failed: {describe(error)}. Their state is "
+                        "lost. Start the program again from its last checkpoint."
+                    )
                     raise
                 attempts += 1
                 for rank in lost:
@@ -155,7 +158,9 @@ class ReplicaGroup:
                     new.add(rank)
                 self.steps.dead = None
             else:
-                return
+                break
+        if self.recovery is not None:
+            self.recovery.crowded = {number for number, rank in enumerate(plan.keep) if rank in crowded}
 
     def _begin_again(self, handed: Any, new: Collection[int]) -> None:
         """Start all runners anew, with the state that was handed over; the ranks in `new` are other processes."""
@@ -169,9 +174,10 @@ class ReplicaGroup:
         ]
         self.steps.wait_for(taking, self._timeouts.start_s, "taking over the state", "Timeouts.start_s")
 
-    def beside(self, rank: int) -> tuple[Place, ReplicaSlot]:
-        """Return the place of a replica, for one more process."""
-        return self._actors.beside(rank)
+    def move(self, ranks: Sequence[int], places: Sequence[Place] = ()) -> None:
+        """Move replicas to other processes; see `Recovery.move`."""
+        if self.recovery is not None:
+            self.recovery.move(ranks, places)
 
     def holds(self, reservation: Reservation) -> bool:
         """Return True if the replicas release the reservation when they are stopped."""
@@ -185,7 +191,7 @@ class ReplicaGroup:
     @property
     def crowded(self) -> frozenset[int]:
         """The ranks that share the place of others, because the cluster had no room for them."""
-        return self._beside if self.recovery is None else self._beside | self.recovery.crowded
+        return frozenset() if self.recovery is None else frozenset(self.recovery.crowded)
 
     def idle_places(self) -> list[Place]:
         """Return the reserved places that replicas have left, on nodes that live."""

@@ -195,7 +195,6 @@ def resize(
     *,
     keep: Sequence[int] | None = None,
     reserved: Sequence[Reservation] = (),
-    beside: bool = False,
 ) -> None:
     """Change a group to the replicas of a plan: reserve room for further ones, or end some. Blocks.
 
@@ -204,7 +203,6 @@ def resize(
     Args:
         keep: The ranks that stay; None for the first ones.
         reserved: Room for further replicas that was reserved before; released if it is not used.
-        beside: Start further replicas beside those that stay, rather than reserve room.
     """
     keep = range(min(len(plan.setups), len(group.hosts))) if keep is None else keep
     places = [*group.idle_places(), *(place for each in reserved for place in _places(each, plan))]
@@ -212,17 +210,14 @@ def resize(
     missing = len(plan.setups) - len(keep) - len(places)
     made = list(reserved)
     try:
-        others = [group.beside(keep[number % len(keep)]) for number in range(missing if beside else 0)]
-        if missing and not beside:
+        if missing:
             bundles = further_bundles(group, plan, missing)
             made.append(place(bundles, strategy=plan.placement, timeout_s=timeouts.start_s, holder=holder))
             places += _places(made[-1], plan)
         hosts = [*(group.hosts[rank] for rank in keep), *(each.host for each in places)]
-        hosts += [slot.node_id for _, slot in others]
         setups = _on_hosts(plan, hosts)
         slots = _slots(plan, setups[len(keep) :], hosts[len(keep) :])
-        added = [(each, replace(slot, bundle=each.bundle)) for each, slot in zip(places, slots, strict=False)]
-        added += others
+        added = [(each, replace(slot, bundle=each.bundle)) for each, slot in zip(places, slots, strict=True)]
         group.resize(NewSize(setups, tuple(hosts), tuple(keep), tuple(added)))
     finally:
         for each in made:

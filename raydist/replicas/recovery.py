@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.readers.driver_epoch import DrawnBatch, make_again
-from raydist.actors.replica import ReplicaActors
+from raydist.actors.replica import Place, ReplicaActors
 from raydist.actors.supervision import may_be_loss, root_cause
 from raydist.cluster.nodes import living_nodes
 from raydist.collectives.base import Membership
@@ -138,6 +138,43 @@ class Recovery:
         )
         return True
 
+    def move(self, ranks: Sequence[int], places: Sequence[Place] = ()) -> None:
+        """Move replicas to other processes, with their state. All steps must have ended. Blocks while these start.
+
+        Args:
+            places: Where the new processes run; empty for beside the other replicas.
+
+        Raises:
+            FailedPreconditionError: Gradients wait for an optimizer step. Nothing has changed.
+        """
+        everyone = [setup.rank for setup in self._setups]
+        staying = [rank for rank in everyone if rank not in ranks]
+        ready = [self._actors.call(rank, ReplicaRunner.require_updated.__name__) for rank in everyone]
+        self._wait(ready, "moving", self._timeouts.start_s)
+        handed = self._call(staying[0], ReplicaRecovery.hand_over)
+        own = dict(zip(ranks, self._ask(ranks, ReplicaRecovery.own_state), strict=True))
+        self._wait([handed], "handing over", self._timeouts.start_s)
+        for number, rank in enumerate(ranks):
+            if places:
+                self._actors.replace_in(rank, places[number])
+            else:
+                self._actors.replace_beside(rank, staying[number % len(staying)])
+        self._new |= set(ranks)
+        try:
+            self._start_new()
+            self._join(again=False)
+            step = self._steps.last + 1
+            adopts = [
+                self._call(rank, ReplicaRecovery.adopt, handed, step, step - 1, own[rank], True) for rank in ranks
+            ]
+            self._wait(adopts, "taking over the state", self._timeouts.start_s)
+            self._ask([setup.rank for setup in self._setups], ReplicaRecovery.send_own_state)
+        except Exception as error:
+            if not self.recover(error):
+                raise
+        self._new.clear()
+        self.crowded = self.crowded - set(ranks) if places else self.crowded | set(ranks)
+
     def _find_lost(self) -> dict[int, str]:
         """Return the replicas that are gone or do not answer, with the reason."""
         return {
@@ -180,12 +217,7 @@ class Recovery:
         self._await_ends(survivors)
         plan = self._plan(survivors)
         self._start_new()
-        self._steps.generation += 1
-        joins = [
-            self._actors.call(setup.rank, ReplicaRunner.join.__name__, self._membership(setup), True)
-            for setup in self._setups
-        ]
-        self._wait(joins, "joining the group again", self._timeouts.start_s)
+        self._join(again=True)
         self._ask(survivors, ReplicaRecovery.go_back)
         state = self._call(plan.source, ReplicaRecovery.hand_over)
         adopts = []
@@ -256,6 +288,15 @@ class Recovery:
         for number, rank in enumerate(late):
             self._actors.replace_beside(rank, survivors[number % len(survivors)])
         self.crowded |= set(late)
+
+    def _join(self, *, again: bool) -> None:
+        """Form a new generation of all replicas; with `again`, refused steps are sent again."""
+        self._steps.generation += 1
+        joins = [
+            self._actors.call(setup.rank, ReplicaRunner.join.__name__, self._membership(setup), again)
+            for setup in self._setups
+        ]
+        self._wait(joins, "joining the group again", self._timeouts.start_s)
 
     def _call(self, rank: int, method: Callable[..., Any], *args: Any) -> Any:
         """Call a method of a replica's `ReplicaRecovery`; return the reference of the result."""

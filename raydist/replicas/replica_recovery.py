@@ -131,17 +131,18 @@ class ReplicaRecovery:
         boundary, shared = self.rollback.boundary, self.rollback.shared
         if self.rollback.is_pending or self._setup.world_size == 1:
             return
-        state = self._pack_own_state()
+        state = self.own_state()
         if boundary != shared + 1 or not self._neighbours.has(state):
             self._neighbours.send(boundary, shared, state)
 
-    def _pack_own_state(self) -> bytes:
+    def own_state(self) -> bytes:
+        """Return the state that only this replica has, for `adopt`."""
         return pickle.dumps(self._own.read(self._seeds.current), pickle.HIGHEST_PROTOCOL)
 
     def note_pass(self, found_gradients: bool) -> None:
         """Send the own state before a backward pass: its peers may end the step although this replica is lost in it."""
         self.rollback.note_pass(found_gradients)
-        step, state = self.rollback.step, self._pack_own_state()
+        step, state = self.rollback.step, self.own_state()
         self._early = step + 1, state
         if not self._neighbours.has(state):
             self._neighbours.send(step + 1, step, state, early=True)
@@ -174,7 +175,7 @@ class ReplicaRecovery:
             is_new: This replica has just started.
         """
         if not is_new:  # a step that others have completed counts as done here, too
-            own = self._early[1] if self._early[0] == step else self._pack_own_state()
+            own = self._early[1] if self._early[0] == step else self.own_state()
         handed.load(self._mirror, self._policy)
         mine: OwnState | None = None if own is None else pickle.loads(own)
         if mine is not None:

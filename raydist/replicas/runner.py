@@ -370,17 +370,17 @@ class ReplicaRunner:
         found: _T = getattr(self._recovery, method.__name__)(*args)
         return found
 
-    def hand_over(self) -> HandedOver:
-        """Return what the replicas of a group of another size take over.
-
-        Raises:
-            FailedPreconditionError: Gradients of `no_sync` were not exchanged yet.
-        """
-        if self._reducer is not None and self._reducer.holds_local_gradients:
+    def require_updated(self) -> None:
+        """Raise FailedPreconditionError if gradients wait for an optimizer step: some exist on this replica only."""
+        is_local = self._reducer is not None and self._reducer.holds_local_gradients
+        if is_local or (self._recovery is not None and self._recovery.rollback.is_pending):
             raise FailedPreconditionError(
-                "All gradients must be exchanged before the number of replicas changes, but some were accumulated in "
-                "no_sync() since the last optimizer step. Resize after a step that calls optimizer.step()."
+                "All gradients must have been used before the replicas change, but some wait for an optimizer step. "
+                "Resize after a step that calls optimizer.step()."
             )
+
+    def hand_over(self) -> HandedOver:
+        """Return what the replicas of a group of another size take over."""
         return HandedOver.of(self._mirror, self._seeds, self._policy)
 
     def take_over(self, handed: HandedOver, step: int, is_new: bool) -> None:

@@ -7,35 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import threading
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
 import torch
 
 from raydist.actors.readers.driver_epoch import BatchLeaf, recut
-from raydist.checkpoints.driver_loop import DriverLoop, begin_loop
+from raydist.checkpoints.driver_loop import begin_loop
 from raydist.checkpoints.replica_loop import sending_managers
 from raydist.checkpoints.restore import ShardRestorer
 from raydist.checkpoints.shards import DispatchedSave
-from raydist.cluster.nodes import PlaceRequest, waits_for_own
-from raydist.cluster.ray_session import draining_nodes
-from raydist.cluster.reservation import Reservation
+from raydist.cluster.nodes import waits_for_own
 from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
-from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.core.exception_utils import folded
 from raydist.core.nest import NOTHING
-from raydist.distributed_dataset import InputSide, ReplicaCount
+from raydist.distributed_dataset import InputSide
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.messages import StepPayload
 from raydist.options import CommunicationOptions, FailureOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
-from raydist.replicas.launch import LaunchPlan, further_bundles, launch, resize
+from raydist.replicas.launch import LaunchPlan, launch
 from raydist.replicas.recovery import ReplicaFailure
 from raydist.replicas.replica_states import RESTORES, SAVES, ReplicaRestorer, ReplicaSaver
 from raydist.replicas.results import ReturnedStructures, StepOutcome, StepValues
@@ -44,16 +39,13 @@ from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import StepHeader, StepHeaders, require_parts
 from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
-from raydist.strategies.growth import Growth
-from raydist.strategies.hosted import HostedStrategy, release_mirrored
+from raydist.strategies.hosted import release_mirrored
 from raydist.strategies.replica_links import LockStepLink, LoopReplicas
+from raydist.strategies.resizable import ResizableStrategy
 from raydist.strategies.sync_batch_norm import adopt_layer
 
-_log = logging.getLogger("raydist")
-_LOOK_S = 1.0  # between two looks at the nodes
 
-
-class SynchronousStrategy(HostedStrategy):
+class SynchronousStrategy(ResizableStrategy):
     """Replica actors in lock step, with an all-reduce of gradients. Replicas start when they are first needed."""
 
     def __init__(
@@ -63,21 +55,13 @@ class SynchronousStrategy(HostedStrategy):
         communication_options: CommunicationOptions | None = None,
         failure_options: FailureOptions | None = None,
     ) -> None:
-        super().__init__(kind, timeouts)
-        self._failure_options = failure_options or FailureOptions()
+        super().__init__(kind, timeouts, failure_options or FailureOptions())
         self._communication = communication_options or CommunicationOptions()
-        self._launch_plan: LaunchPlan | None = None
-        self._launched: ReplicaGroup | None = None
-        self._replica_count: ReplicaCount | None = None
-        self._growth: Growth | None = None
-        self._look_at = 0.0  # time of the next look at the nodes
-        self._must_end = False  # all nodes of replicas are drained
         self._started = False
         self._mirror = MirrorDriver(self._name, LockStepLink(self._replicas), self._device_types)
         self._returned = ReturnedStructures()
         self._headers = StepHeaders()
         self._num_looks = 0
-        self._loop: DriverLoop | None = None
         self._saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shards, self._hosts)
         self._mirror.shard_saver = self._saver
         self._restorer = ReplicaRestorer(self._mirror, self._saver.are_alike, self._ask_readers)
@@ -85,7 +69,6 @@ class SynchronousStrategy(HostedStrategy):
             self._mirror, self._saver, self._launch, self._summaries, self._timeouts.step_s
         )
         self._nonfinite_counts = (0, 0)
-        self._turn = threading.RLock()  # one thread at a time calls `run`, or starts the replicas
 
     @abstractmethod
     def _make_plan(self) -> LaunchPlan:
@@ -101,15 +84,6 @@ class SynchronousStrategy(HostedStrategy):
         True
         """
         return StrategyHooks()
-
-    def _plan_for(self, num_replicas: int) -> LaunchPlan:
-        """Return the plan for another number of replicas.
-
-        Raises:
-            InvalidArgumentError: There can't be so many.
-            FailedPreconditionError: The number cannot change.
-        """
-        raise FailedPreconditionError(f"{type(self).__name__} must keep its replicas, and cannot have {num_replicas}.")
 
     def _plan(self) -> LaunchPlan:
         if self._launch_plan is None:
@@ -130,143 +104,6 @@ class SynchronousStrategy(HostedStrategy):
             )
         setups = tuple(replace(setup, rules=rules, failures=failures) for setup in plan.setups)
         return replace(plan, setups=setups)
-
-    @final
-    @folded
-    def resize(self, num_replicas: int) -> None:
-        """Go on with another number of replicas. Blocks until dispatched steps end, and new processes have started.
-
-        Replicas that stay keep their processes; new ones take over parameters, optimizer states and attributes.
-        Metrics and buffers keep the values that the program reads. The next batch is cut for the new number: no row is
-        left out or used twice. Batches that were drawn before are cut again.
-
-        Args:
-            num_replicas: Number of replicas, at least 1. Of MultiWorkerMirroredStrategy: a multiple of the replicas of
-                a worker.
-
-        Raises:
-            InvalidArgumentError: There can't be so many.
-            FailedPreconditionError: The number cannot change: the strategy has rules of its own or other replicas than
-                MirroredStrategy and MultiWorkerMirroredStrategy; an epoch has begun whose workers read separate parts,
-                or that comes from a function; gradients of `no_sync` were not exchanged yet. Nothing has changed.
-            DeadlineExceededError: The cluster has no room for further replicas. Nothing has changed.
-
-        Source: Horovod's elastic training; torch elastic restarts all processes instead.
-
-        >>> strategy = rd.MirroredStrategy("cpu")
-        >>> strategy.resize(2)
-        >>> strategy.num_replicas_in_sync
-        2
-        >>> strategy.close()
-        """
-        self._begin_run()
-        if isinstance(num_replicas, bool) or not isinstance(num_replicas, int) or num_replicas < 1:
-            raise InvalidArgumentError(f"num_replicas must be a number >= 1, got {num_replicas!r}.")
-        with self._turn:
-            plan = self._plan()
-            if num_replicas == len(plan.setups):
-                return
-            if type(plan.setups[0].rules) is not StrategyHooks or plan.per_process > 1:
-                raise FailedPreconditionError(
-                    f"{type(self).__name__} must keep its {len(plan.setups)} replicas: the number changes only where "
-                    "all replicas hold the same (MirroredStrategy, MultiWorkerMirroredStrategy)."
-                )
-            self._change_size(num_replicas)
-
-    def _change_size(
-        self,
-        num_replicas: int,
-        *,
-        keep: Sequence[int] | None = None,
-        reserved: Sequence[Reservation] = (),
-        beside: bool = False,
-        leaving: Collection[str] = (),
-    ) -> None:
-        before, began = self._plan(), time.monotonic()
-        self._count_for_input.require_change()
-        plan = self._with_rules(self._plan_for(num_replicas), before.setups[0].rules)
-        if self._input_pipelines is not None:
-            self._input_pipelines.change(num_replicas, leaving)
-        if self._launched is not None:
-            group = self._replicas()
-            self._drain()
-            if self._loop is not None:
-                self._loop.settle()
-            self._await_saves()
-            self._mirror.divide_anew()
-            resize(group, plan, self._timeouts, self._title, keep=keep, reserved=reserved, beside=beside)
-            _log.info(
-                "%s: %d replicas instead of %d from step %d on (%.1f s).",
-                self._name,
-                num_replicas,
-                len(before.setups),
-                group.steps.last + 1,
-                time.monotonic() - began,
-            )
-        self._launch_plan = plan
-        self._count_for_input.change(num_replicas, plan.num_workers)
-        if self._growth is not None:
-            self._growth.note_change()
-
-    def _adapt(self) -> None:
-        """Leave nodes that are drained, and give an elastic strategy the replicas that it has room for."""
-        group = self._launched
-        if group is None or (group.recovery is None and self._growth is None):
-            return
-        crowded = group.crowded
-        now = time.monotonic()
-        if now < self._look_at and not (crowded and self._growth is not None):
-            return
-        self._look_at = now + _LOOK_S
-        with contextlib.suppress(FailedPreconditionError):  # not in this epoch, or with these gradients: later
-            self._count_for_input.require_change()
-            going = draining_nodes()
-            drained = [rank for rank, host in enumerate(group.hosts) if host in going]
-            self._must_end = len(drained) == len(group.hosts)
-            if self._must_end:
-                return
-            if drained:
-                self._leave(set(drained) | crowded, going)
-            elif crowded:
-                self._give_places(crowded)
-            elif self._growth is not None:
-                self._grow(self._growth)
-
-    def _leave(self, ranks: Collection[int], nodes: Collection[str] = ()) -> None:
-        """Go on without these replicas if the strategy is elastic, else with others beside those that stay."""
-        plan, elastic = self._plan(), self._failure_options.elastic
-        keep = [rank for rank in range(len(plan.setups)) if rank not in ranks]
-        fewer = len(keep) // plan.per_bundle * plan.per_bundle
-        if elastic is not None and fewer >= elastic.min_replicas:
-            self._change_size(fewer, keep=keep[:fewer], leaving=nodes)
-        else:
-            self._change_size(len(plan.setups), keep=keep, beside=True, leaving=nodes)
-
-    def _give_places(self, crowded: Collection[int]) -> None:
-        """Give replicas that share the place of others the places that are free now."""
-        ready = len(self._launch().idle_places())
-        if ready >= len(crowded):
-            keep = [rank for rank in range(self.num_replicas_in_sync) if rank not in crowded]
-            self._change_size(self.num_replicas_in_sync, keep=keep)
-        elif self._growth is not None:
-            self._leave(crowded)
-
-    def _grow(self, growth: Growth) -> None:
-        group, plan = self._launch(), self._plan()
-        count, unit = len(plan.setups), plan.per_bundle
-        if not growth.is_due(count):
-            return
-        ready = len(group.idle_places())
-        found = growth.look(count, ready, group.num_idle, lambda: further_bundles(group, plan, unit)[0])
-        if found > count:
-            self._change_size(found, reserved=growth.take((found - count - ready) // unit))
-
-    @property
-    def _count_for_input(self) -> ReplicaCount:
-        if self._replica_count is None:
-            plan = self._plan()
-            self._replica_count = ReplicaCount(len(plan.setups), plan.num_workers)
-        return self._replica_count
 
     @final
     def failures(self) -> list[ReplicaFailure]:
@@ -299,10 +136,7 @@ class SynchronousStrategy(HostedStrategy):
                 launched.steps.on_results += [self._summaries.take_results, counting(self._metrics)]
                 launched.on_recovered = self._metrics.note_recovery
                 self._when_dropped.add(functools.partial(launched.close, gently=False))
-                if (elastic := self._failure_options.elastic) is not None:
-                    plan, request = self._plan(), functools.partial(PlaceRequest, holder=self._title)
-                    self._growth = Growth(elastic, len(plan.setups), plan.per_bundle, request=request)
-                    self._when_dropped.add(self._growth.close)
+                self._prepare_growth()
                 self._launched = launched
             return self._launched
 

