@@ -127,7 +127,7 @@ class ReplicaGroup:
         Replicas that stay keep their processes. All of them take over what the first one holds; what differs between
         replicas the driver sends again.
         """
-        ready = self._ask(ReplicaRunner.require_updated, self._ranks)
+        ready = self._ask(ReplicaRunner.require_exchanged, self._ranks)
         self.steps.wait_for(ready, self._timeouts.step_s, "resizing", present=False)
         handed = self._actors.call(plan.keep[0], ReplicaRunner.hand_over.__name__)
         names, crowded = [self._actors.names[plan.keep[0]]], self.crowded

@@ -145,11 +145,11 @@ class Recovery:
             places: Where the new processes run; empty for beside the other replicas.
 
         Raises:
-            FailedPreconditionError: Gradients wait for an optimizer step. Nothing has changed.
+            FailedPreconditionError: Gradients of `no_sync` wait to be exchanged. Nothing has changed.
         """
         everyone = [setup.rank for setup in self._setups]
         staying = [rank for rank in everyone if rank not in ranks]
-        ready = [self._actors.call(rank, ReplicaRunner.require_updated.__name__) for rank in everyone]
+        ready = [self._actors.call(rank, ReplicaRunner.require_exchanged.__name__) for rank in everyone]
         self._wait(ready, "moving", self._timeouts.start_s)
         handed = self._call(staying[0], ReplicaRecovery.hand_over)
         own = dict(zip(ranks, self._ask(ranks, ReplicaRecovery.own_state), strict=True))

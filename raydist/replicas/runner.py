@@ -370,13 +370,12 @@ class ReplicaRunner:
         found: _T = getattr(self._recovery, method.__name__)(*args)
         return found
 
-    def require_updated(self) -> None:
-        """Raise FailedPreconditionError if gradients wait for an optimizer step: some exist on this replica only."""
-        is_local = self._reducer is not None and self._reducer.holds_local_gradients
-        if is_local or (self._recovery is not None and self._recovery.rollback.is_pending):
+    def require_exchanged(self) -> None:
+        """Raise FailedPreconditionError if gradients of `no_sync` exist on this replica only."""
+        if self._reducer is not None and self._reducer.holds_local_gradients:
             raise FailedPreconditionError(
-                "All gradients must have been used before the replicas change, but some wait for an optimizer step. "
-                "Resize after a step that calls optimizer.step()."
+                "All gradients must have been exchanged before the replicas change, but some of no_sync() wait for the "
+                "next backward pass. Resize after a step that calls optimizer.step()."
             )
 
     def hand_over(self) -> HandedOver:

@@ -92,7 +92,8 @@ class ResizableStrategy(HostedStrategy):
             InvalidArgumentError: There can't be so many.
             FailedPreconditionError: The number cannot change: the strategy has rules of its own or other replicas than
                 MirroredStrategy and MultiWorkerMirroredStrategy; an epoch has begun whose workers read separate parts,
-                or that comes from a function; gradients wait for an optimizer step. Nothing has changed.
+                or that comes from a function; gradients of `no_sync` wait to be exchanged. Nothing has
+                changed.
             DeadlineExceededError: The cluster has no room for further replicas. Nothing has changed.
 
         Source: Horovod's elastic training; torch elastic restarts all processes instead.
