@@ -56,13 +56,13 @@ class ReplicaCount:
     def require_change(self) -> None:
         """Raise FailedPreconditionError if an open iterator cannot go on with another number of replicas."""
         for each in list(self._iterators):
-            each.require_recut()
+            each._require_recut()
 
     def change(self, num_replicas: int, num_workers: int) -> None:
         """Change the number. Iterators go on with their next batch. All steps must have ended."""
         self.num_replicas, self.num_workers = num_replicas, num_workers
         for each in list(self._iterators):
-            each.recut(num_replicas, num_workers)
+            each._recut(num_replicas, num_workers)
 
 
 @final

@@ -161,7 +161,7 @@ class DistributedIterator(BatchIterator):
                 "iter(dataset)."
             )
 
-    def require_recut(self) -> None:
+    def _require_recut(self) -> None:
         """Raise FailedPreconditionError if batches cannot be cut for another number of replicas within this epoch."""
         if not self._job.can_be_recut and self._epoch.is_open and not self.has_ended:
             raise FailedPreconditionError(
@@ -170,7 +170,7 @@ class DistributedIterator(BatchIterator):
                 "Resize between two epochs, and distribute the dataset again; or use AutoShardPolicy.DATA."
             )
 
-    def recut(self, num_replicas: int, num_workers: int) -> None:
+    def _recut(self, num_replicas: int, num_workers: int) -> None:
         """Go on with batches for another number of replicas. All steps must have ended."""
         with self._lock:
             if not isinstance(self._job, InputJob) or not self._job.can_be_recut:
