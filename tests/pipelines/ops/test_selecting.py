@@ -310,3 +310,17 @@ def test_a_function_is_called_once_for_each_input_and_in_order() -> None:
 
     assert [int(x) for x in Dataset.range(1, 8).flat_map(some)] == [1, 2, 0, 2, 4, 5, 0, 2, 4, 7]
     assert calls == list(range(1, 8))
+
+
+def test_datasets_of_a_flat_map_may_differ_in_their_settings() -> None:
+    def windows(x: np.int64) -> Dataset:
+        rows = Dataset.from_tensor_slices(np.arange(6) + x)
+        return rows.batch(2 + int(x) % 2) if x < 9 else rows.batch(4).unbatch().batch(6)
+
+    found = [row.tolist() for row in Dataset.range(12).flat_map(windows).as_numpy_iterator()]
+    sizes = [2 + number % 2 if number < 9 else 6 for number in range(12)]
+    assert found == [
+        [number + row for row in range(start, min(start + size, 6))]
+        for number, size in enumerate(sizes)
+        for start in range(0, 6, size)
+    ]
