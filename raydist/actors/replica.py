@@ -105,7 +105,7 @@ class Place:
 
     @property
     def host(self) -> str:
-        """The node id of the bundle; of a node that is gone, or empty, while Ray looks for another one."""
+        """The id of the bundle's node. While Ray looks for another node it is that of the lost one, or empty."""
         return self.reservation.present_host(self.bundle) or ""
 
 

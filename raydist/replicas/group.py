@@ -127,13 +127,7 @@ class ReplicaGroup:
         Replicas that stay keep their processes. All of them take over what the first one holds; what differs between
         replicas the driver sends again.
         """
-        ready = self._ask(ReplicaRunner.require_exchanged, self._ranks)
-        self.steps.wait_for(ready, self._timeouts.step_s, "resizing", present=False)
-        handed = self._actors.call(plan.keep[0], ReplicaRunner.hand_over.__name__)
-        names, crowded = [self._actors.names[plan.keep[0]]], self.crowded
-        self.steps.wait_for([handed], self._timeouts.step_s, "resizing", names=names)
-        closing = self._ask(ReplicaRunner.close, self._ranks)
-        self.steps.wait_for(closing, self._timeouts.close_s, "leaving the group", "Timeouts.close_s")
+        handed, crowded = self._hand_over(plan.keep[0]), self.crowded
         self._actors.keep(plan.keep)
         for place, slot in plan.added:
             self._actors.add(place, slot)
@@ -162,6 +156,23 @@ class ReplicaGroup:
         if self.recovery is not None:
             self.recovery.crowded = {number for number, rank in enumerate(plan.keep) if rank in crowded}
 
+    def _hand_over(self, source: int) -> Any:
+        """Close all runners; return the reference of what one of them held."""
+        while True:
+            try:
+                ready = self._ask(ReplicaRunner.require_exchanged, self._ranks)
+                self.steps.wait_for(ready, self._timeouts.step_s, "resizing", present=False)
+                handed = self._actors.call(source, ReplicaRunner.hand_over.__name__)
+                names = [self._actors.names[source]]
+                self.steps.wait_for([handed], self._timeouts.step_s, "resizing", names=names)
+                closing = self._ask(ReplicaRunner.close, self._ranks)
+                self.steps.wait_for(closing, self._timeouts.close_s, "leaving the group", "Timeouts.close_s")
+            except Exception as error:
+                if self.recovery is None or not self.recovery.recover(error):
+                    raise
+            else:
+                return handed
+
     def _begin_again(self, handed: Any, new: Collection[int]) -> None:
         """Start all runners anew, with the state that was handed over; the ranks in `new` are other processes."""
         starting = [self._start(rank) for rank in self._ranks]
@@ -175,9 +186,14 @@ class ReplicaGroup:
         self.steps.wait_for(taking, self._timeouts.start_s, "taking over the state", "Timeouts.start_s")
 
     def move(self, ranks: Sequence[int], places: Sequence[Place] = ()) -> None:
-        """Move replicas to other processes; see `Recovery.move`."""
-        if self.recovery is not None:
+        """Move replicas to other processes; see `Recovery.move`. A replica that is lost meanwhile is replaced."""
+        if self.recovery is None:
+            return
+        try:
             self.recovery.move(ranks, places)
+        except Exception as error:
+            if not self.recovery.recover(error):
+                raise
 
     def holds(self, reservation: Reservation) -> bool:
         """Return True if the replicas release the reservation when they are stopped."""

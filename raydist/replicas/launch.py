@@ -205,7 +205,9 @@ def resize(
         reserved: Room for further replicas that was reserved before; released if it is not used.
     """
     keep = range(min(len(plan.setups), len(group.hosts))) if keep is None else keep
-    places = [*group.idle_places(), *(place for each in reserved for place in _places(each, plan))]
+    idle = group.idle_places()
+    places = idle[: len(idle) // plan.per_bundle * plan.per_bundle]
+    places += [place for each in reserved for place in _places(each, plan)]
     del places[len(plan.setups) - len(keep) :]
     missing = len(plan.setups) - len(keep) - len(places)
     made = list(reserved)

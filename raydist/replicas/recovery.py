@@ -160,20 +160,15 @@ class Recovery:
             else:
                 self._actors.replace_beside(rank, staying[number % len(staying)])
         self._new |= set(ranks)
-        try:
-            self._start_new()
-            self._join(again=False)
-            step = self._steps.last + 1
-            adopts = [
-                self._call(rank, ReplicaRecovery.adopt, handed, step, step - 1, own[rank], True) for rank in ranks
-            ]
-            self._wait(adopts, "taking over the state", self._timeouts.start_s)
-            self._ask([setup.rank for setup in self._setups], ReplicaRecovery.send_own_state)
-        except Exception as error:
-            if not self.recover(error):
-                raise
-        self._new.clear()
         self.crowded = self.crowded - set(ranks) if places else self.crowded | set(ranks)
+        self._start_new()
+        self._join(again=False)
+        step, adopt = self._steps.last + 1, ReplicaRecovery.adopt
+        adopts = [self._call(rank, adopt, handed, step, step - 1, own[rank], True) for rank in ranks]
+        self._wait(adopts, "taking over the state", self._timeouts.start_s)
+        self._ask(everyone, ReplicaRecovery.send_own_state)
+        self._steps.send_again([step] * len(everyone))
+        self._new.clear()
 
     def _find_lost(self) -> dict[int, str]:
         """Return the replicas that are gone or do not answer, with the reason."""
