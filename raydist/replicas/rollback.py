@@ -274,7 +274,8 @@ class Rollback:
             self._shared = self.step
         self._pending = (self._pending and not updated) or self._num_passes > self._passes_at_update
         # Without an optimizer the program changes parameters itself, maybe through `.data`, which leaves no trace.
-        self._is_trained_by_hand |= self._pending and not self._objects()[1]
+        by_hand = self._is_trained_by_hand or (self._pending and not self._objects()[1])
+        self._is_trained_by_hand = by_hand and not updated
         self._completed = self.step
         if not self._pending:
             self._dirty = False

@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -245,51 +246,6 @@ def test_a_lost_node_is_an_error_that_names_it_and_the_rest_goes_on(
     assert nodes.run(sum_of_ones) == 4
 
 
-def replace_a_node() -> tuple[list[rd.ReplicaFailure], list[str], str, list[list[int]]]:
-    """Train on three nodes and lose one of them while a fourth has room.
-
-    Returns:
-        What was lost, the nodes of the replicas before, the lost node, and the rows of each step.
-    """
-    node = cluster().add_node(num_cpus=1)
-    spare = None
-    strategy = rd.MultiWorkerMirroredStrategy(
-        3,
-        1,
-        rd.CommunicationOptions(timeout_seconds=10),
-        timeouts=rd.Timeouts(start_s=60, step_s=60, close_s=5),
-        resources_per_replica={"CPU": 0.01},
-        failure_options=rd.FailureOptions(recover=True),
-    )
-    try:
-        with strategy.scope():
-            model = nn.Linear(1, 1)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(batch: torch.Tensor) -> list[int]:
-            time.sleep(0.05)
-            optimizer.zero_grad()
-            model(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
-            return list(batch.tolist())
-
-        before = [place for place, _ in strategy.local_results(strategy.run(where))]
-        spare = cluster().add_node(num_cpus=1)
-        data = rd.Dataset.range(600).shuffle(50, seed=1).batch(6)
-        results = []
-        for number, batch in enumerate(strategy.distribute_dataset(data)):
-            results.append(strategy.run(step, args=(batch,)))
-            if number == 30:
-                kill_node(node)
-        rows: list[list[int]] = [sum(strategy.local_results(each), []) for each in results]
-        return strategy.failures(), before, node.node_id, rows
-    finally:
-        strategy._abort(fetch=True)
-        cluster().remove_node(node, allow_graceful=False)
-        if spare is not None:
-            cluster().remove_node(spare)
-
-
 def drain_node(node: Any) -> None:
     """As who is going to take a machine away does."""
     raylet: Any = importlib.import_module("ray._raylet")
@@ -307,24 +263,28 @@ def kill_node(node: Any) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def train_while_nodes_go(*, elastic: bool) -> tuple[list[int], list[int], list[list[int]], int, int]:
-    """Train on three nodes. One is killed, or drained and then killed; later another one comes.
+@dataclass
+class Trained:
+    """What training on nodes that go has given, by step: replicas, their nodes, rows; and all failures."""
 
-    Returns:
-        The number of replicas in each step, the number of their nodes, the rows of each step, the number of lost
-        results, and the number of steps that ran again.
-    """
-    node = cluster().add_node(num_cpus=1)
-    later = None
+    sizes: list[int]
+    places: list[int]
+    rows: list[list[int]]
+    failures: list[rd.ReplicaFailure]
+
+
+def train_while_nodes_go(how: str) -> Trained:
+    """Train on three nodes. One is "lost" while a fourth has room, or before it comes ("elastic"), or "drained"."""
+    node, another = cluster().add_node(num_cpus=1), None
+    elastic = rd.Elastic(min_replicas=2, grow_after_s=1) if how == "elastic" else None
+    options = rd.FailureOptions(replace_s=5 if elastic else 60, elastic=elastic)
     strategy = rd.MultiWorkerMirroredStrategy(
         3,
         1,
         rd.CommunicationOptions(timeout_seconds=10),
         timeouts=rd.Timeouts(start_s=60, step_s=60, close_s=5),
         resources_per_replica={"CPU": 0.01},
-        failure_options=rd.FailureOptions(
-            replace_s=5, elastic=rd.Elastic(min_replicas=2, grow_after_s=1) if elastic else None
-        ),
+        failure_options=options,
     )
     try:
         with strategy.scope():
@@ -338,51 +298,44 @@ def train_while_nodes_go(*, elastic: bool) -> tuple[list[int], list[int], list[l
             optimizer.step()
             return list(batch.tolist())
 
-        data = rd.Dataset.range(30_000).shuffle(50, seed=1).batch(6)
-        sizes: list[int] = []
-        places: list[int] = []
-        results = []
-        for number, batch in enumerate(strategy.distribute_dataset(data)):
+        found, results = Trained([], [], [], []), []
+        for number, batch in enumerate(
+            strategy.distribute_dataset(rd.Dataset.range(30_000).shuffle(50, seed=1).batch(6))
+        ):
             results.append(strategy.run(step, args=(batch,)))
-            sizes.append(strategy.num_replicas_in_sync)
-            places.append(len(set(strategy._launch().hosts)))
+            found.sizes.append(strategy.num_replicas_in_sync)
+            found.places.append(len(set(strategy._launch().hosts)))
             if number == 20:
-                (kill_node if elastic else drain_node)(node)
-            if later is None and places[-1] == 2:
-                if not elastic:
+                another = cluster().add_node(num_cpus=1) if how == "lost" else None
+                (drain_node if how == "drained" else kill_node)(node)
+            if another is None and found.places[-1] == 2:
+                if how == "drained":
                     kill_node(node)
-                later = cluster().add_node(num_cpus=1)
-            if later is not None and places[-1] == 3:
+                another = cluster().add_node(num_cpus=1)
+            hosts = strategy._launch().hosts
+            if another is not None and another.node_id in hosts and len(set(hosts)) == 3:
                 break
-        rows: list[list[int]] = [sum(strategy.local_results(each), []) for each in results]
-        failures = strategy.failures()
-        num_lost = sum(each.num_lost_results for each in failures)
-        return sizes, places, rows, num_lost, sum(each.num_repeated for each in failures)
+        found.rows = [sum(strategy.local_results(each), []) for each in results]
+        found.failures = strategy.failures()
+        return found
     finally:
         strategy._abort(fetch=True)
         cluster().remove_node(node, allow_graceful=False)
-        if later is not None:
-            cluster().remove_node(later)
+        if another is not None:
+            cluster().remove_node(another)
+
+
+def check_training_while_nodes_go(nodes: Nodes, how: str) -> None:
+    found = nodes.run(train_while_nodes_go, how)
+    changes = [[value for value, _ in itertools.groupby(each)] for each in (found.sizes, found.places)]
+    assert changes == {"lost": [[3], [3]], "elastic": [[3, 2, 3]] * 2, "drained": [[3], [3, 2, 3]]}[how]
+    seen = [row for each in found.rows for row in each]
+    num_lost = sum(each.num_lost_results for each in found.failures)
+    assert 6 * len(found.rows) - 2 * num_lost <= len(seen) == len(set(seen)) <= 6 * len(found.rows)
+    assert bool(found.failures) == (how != "drained")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("elastic", [True, False])
-def test_training_goes_on_when_a_node_is_lost_or_drained_and_another_one_comes(nodes: Nodes, elastic: bool) -> None:
-    sizes, places, rows, num_lost, num_repeated = nodes.run(train_while_nodes_go, elastic=elastic)
-    assert [size for size, _ in itertools.groupby(sizes)] == ([3, 2, 3] if elastic else [3])
-    assert [count for count, _ in itertools.groupby(places)] == [3, 2, 3]
-    seen = [row for each in rows for row in each]
-    assert len(set(seen)) == len(seen) >= 6 * len(rows) - 2 * num_lost
-    assert elastic or num_lost == num_repeated == 0
-
-
-@pytest.mark.long
-def test_training_goes_on_where_a_lost_node_has_a_substitute(nodes: Nodes) -> None:
-    failures, hosts, lost, rows = nodes.run(replace_a_node)
-    assert [hosts[rank] for failure in failures for rank in failure.ranks] == [lost]
-    num_lost = sum(failure.num_lost_results for failure in failures)
-    assert 600 - 2 * num_lost <= sum(map(len, rows)) <= 600
-    seen = [row for each in rows for row in each]
-    assert len(set(seen)) == len(seen)
-    if not num_lost:
-        assert sorted(seen) == list(range(600))
+@pytest.mark.parametrize("how", ["lost", "elastic", "drained"])
+def test_training_goes_on_when_a_node_goes_and_another_one_comes(nodes: Nodes, how: str) -> None:
+    check_training_while_nodes_go(nodes, how)
