@@ -196,12 +196,16 @@ def test_replicas_of_other_programs_lose_nothing(strategy: Two, tmp_path: Path, 
     check_nothing_is_lost(strategy, tmp_path, name)
 
 
-def check_nothing_is_lost(strategy: Two, tmp_path: Path, name: str) -> None:
-    make, kills = PROGRAMS[name]
+def make_a_gradient(strategy: Two) -> None:
+    """Make a gradient that no optimizer uses."""
     with strategy.scope():
         alone = nn.Linear(1, 1)
-    strategy.run(lambda: alone(torch.ones(1, 1)).sum().backward())  # a gradient that no optimizer uses
-    del alone
+    strategy.run(lambda: alone(torch.ones(1, 1)).sum().backward())
+
+
+def check_nothing_is_lost(strategy: Two, tmp_path: Path, name: str) -> None:
+    make, kills = PROGRAMS[name]
+    make_a_gradient(strategy)
     undisturbed = train(strategy, make, (), tmp_path / "undisturbed")
     disturbed = train(strategy, make, [Kill(*kill) for kill in kills], tmp_path / "disturbed")
     assert same(disturbed, undisturbed) == []
