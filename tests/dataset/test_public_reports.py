@@ -24,10 +24,7 @@ def plain(value: Any) -> Any:
 
 
 def test_members_of_a_tar_file_that_are_no_neighbours(tmp_path: Path) -> None:
-    """Kind: a shard whose samples are torn apart gives halves, or samples twice.
-
-    ray-project/ray 65044 (44068).
-    """
+    """ray-project/ray 65044 (44068): a shard whose samples are torn apart gives halves, or samples twice."""
     torn = write_tar(tmp_path / "torn.tar", [(name, b"1") for name in ("0.a", "1.a", "0.b", "1.b", "2.a")])
     iterator = iter(rd.Dataset.from_tar(torn))
     assert [next(iterator)["__key__"], next(iterator)["__key__"]] == ["0", "1"]
@@ -43,7 +40,7 @@ def test_members_of_a_tar_file_that_are_no_neighbours(tmp_path: Path) -> None:
 
 
 def test_fields_of_json_lines_that_some_objects_have_not(tmp_path: Path) -> None:
-    """Kind: a field that is null in the first lines, or missing in some.
+    """A field that is null in the first lines, or missing in some.
 
     windmill-labs/windmill 10728, im-anishraj/arnio 1743.
     """
@@ -58,10 +55,7 @@ def test_fields_of_json_lines_that_some_objects_have_not(tmp_path: Path) -> None
 
 
 def test_a_first_file_without_rows(tmp_path: Path) -> None:
-    """Kind: an empty shard among files, here the first, from which columns are learned.
-
-    huggingface/datasets 8006.
-    """
+    """huggingface/datasets 8006: an empty shard among files, here the first, from which columns are learned."""
     texts = {"0.csv": "a,b\n", "1.csv": "a,b\n1,x\n", "0.jsonl": "", "1.jsonl": '{"a": 1}\n'}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -74,7 +68,7 @@ def test_a_first_file_without_rows(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_goes_on_with_the_types_that_it_had(tmp_path: Path) -> None:
-    """Kind: moments of another type than their parameter are cast when a checkpoint is restored.
+    """Moments of another type than their parameter are cast when a checkpoint is restored.
 
     pytorch/torchtitan 4615, vllm-project/speculators 899.
     """
@@ -97,7 +91,7 @@ def test_an_optimizer_goes_on_with_the_types_that_it_had(tmp_path: Path) -> None
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")  # Ray Data's own
 def test_blocks_of_ray_data_of_differing_sizes(two: rd.MirroredStrategy) -> None:
-    """Kind: batches that are short before the end, so that replicas take different numbers of steps.
+    """Batches that are short before the end, so that replicas take different numbers of steps.
 
     ray-project/ray 66085. The pipeline, in a process of its own, gets blocks that the driver has put.
     """

@@ -148,20 +148,6 @@ def test_a_loader_with_an_iterator_of_its_own_keeps_it() -> None:
         assert [values(dataset) for _ in range(3)] == expected
 
 
-def test_an_endless_sampler_is_iterated_as_far_as_it_is_read() -> None:
-    class Endless:
-        def __init__(self) -> None:
-            self.generator = torch.Generator().manual_seed(1)
-
-        def __iter__(self) -> Iterator[int]:
-            while True:
-                yield from torch.randperm(3, generator=self.generator).tolist()
-
-    plain = iter(DataLoader(NUMBERS, 3, sampler=Endless()))
-    mine = iter(rd.Dataset.from_torch(DataLoader(NUMBERS, 3, sampler=Endless())))
-    assert values(next(mine) for _ in range(5)) == values(next(plain) for _ in range(5))
-
-
 @pytest.mark.ray
 def test_what_cannot_be_pickled_stays_in_one_process(two: rd.Strategy) -> None:
     locked: Any = Locked()
@@ -200,24 +186,6 @@ def test_replicas_get_the_loaders_batches(two: rd.Strategy) -> None:
     expected = [[values(loader), values(loader)] for loader in loaders()]
     torch.manual_seed(5)
     assert [_epochs(two, two.distribute_dataset(loader)) for loader in loaders()] == expected
-
-
-@pytest.mark.ray
-def test_a_state_goes_on_anywhere_and_restores_the_generator_too(two: rd.Strategy) -> None:
-    alone = rd.OneDeviceStrategy("cpu")
-    view = alone.distribute_dataset(shuffled())
-    iterator = iter(view)
-    next(iterator)
-    state = json.loads(json.dumps(view.state_dict()))
-    expected = [values(iterator), values(view), values(view)]
-    view.load_state_dict(state)
-    assert [values(view), values(view), values(view)] == expected
-    other = alone.distribute_dataset(shuffled(seed=8))
-    other.load_state_dict(state)
-    assert [values(other), values(other), values(other)] == expected
-    on_replicas = two.distribute_dataset(shuffled())
-    on_replicas.load_state_dict(state)
-    assert _epochs(two, on_replicas, 3) == expected
 
 
 @pytest.mark.ray

@@ -30,14 +30,9 @@ ROWS = 60
 @final
 @dataclass(frozen=True)
 class FileCase:
-    """A kind of file.
+    """A kind of file or directory.
 
-    Attributes:
-        name: Of the file (or of the directory), with its ending.
-        write: Makes a good one at a path.
-        read: Its elements, or the dataset of them. Errors of elements are raised at their places.
-        sealed: The ranges of bytes of a file that a checksum protects.
-        unknowable: Damage of which no reader of the format can know.
+    `sealed` gives the ranges of bytes that a checksum protects; `unknowable` is damage that no reader can see.
     """
 
     name: str

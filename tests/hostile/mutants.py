@@ -17,14 +17,7 @@ _EDGE = 512  # headers and footers, where half of the damage goes
 @final
 @dataclass(frozen=True)
 class Mutant:
-    """A damaged copy.
-
-    Attributes:
-        content: Of the copy.
-        start: The first byte that may differ from the original.
-        end: The byte behind the last one; None where all that follows has moved or gone.
-        what: The damage in words.
-    """
+    """A damaged copy: from `start` to `end` (None: to the end) it may differ from the original."""
 
     content: bytes
     start: int

@@ -21,15 +21,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its data and its loss.
-
-    Attributes:
-        make: Makes the model; called after `torch.manual_seed(0)`.
-        rows: The data, with `ROWS` rows in each tensor.
-        loss: The mean loss over the rows of a batch.
-        tolerance: The largest difference of a parameter, relative to the largest value of its tensor.
-        prepare: Applied to the model of the replicas.
-    """
+    """A model, `ROWS` rows for it, and its mean loss over a batch; `prepare` is applied on the replicas alone."""
 
     make: Callable[[], Any]
     rows: Tensors

@@ -128,49 +128,10 @@ def t5() -> Any:
     return transformers.T5ForConditionalGeneration(config).double()
 
 
-def vit() -> Any:
-    config = transformers.ViTConfig(
-        **SIZES,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=CLASSES,
-    )
-    return transformers.ViTForImageClassification(config).double()
-
-
-def whisper() -> Any:
-    config = transformers.WhisperConfig(
-        vocab_size=WORDS,
-        num_mel_bins=8,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        max_source_positions=10,
-        max_target_positions=16,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
-    return transformers.WhisperForConditionalGeneration(config).double()
-
-
 TRANSFORMERS = {
     "BERT": Case(bert, CLASSIFIED, own_loss),
     "GPT-2": Case(gpt2, TEXT, next_token_loss),
     "Llama": Case(llama, TEXT, next_token_loss, FLOAT32_NORMS),
     "LoRA": Case(adapted, TEXT, next_token_loss, FLOAT32_NORMS),
     "T5": Case(t5, {**TEXT, "labels": tokens(5)}, decoded_loss, FLOAT32_NORMS),
-    "ViT": Case(vit, {"pixel_values": noise(3, 16, 16), "labels": labels()}, own_loss),
-    "Whisper": Case(whisper, {"input_features": noise(8, 20), "labels": tokens(5)}, decoded_loss),
 }

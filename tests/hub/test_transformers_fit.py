@@ -27,12 +27,10 @@ WRITTEN = torch.where(padding_mask(5) == 1, tokens(5), -100)
 # By model: rows that hold its labels, and the tolerance.
 FITTED: dict[str, tuple[Tensors, float]] = {
     "BERT": (TRANSFORMERS["BERT"].rows, 1e-9),
-    "ViT": (TRANSFORMERS["ViT"].rows, 1e-9),
     "GPT-2": ({**TEXT, "labels": SPOKEN}, FLOAT32_LOSS),
     "Llama": ({**TEXT, "labels": SPOKEN}, FLOAT32_LOSS),
     "LoRA": ({**TEXT, "labels": SPOKEN}, FLOAT32_LOSS),
     "T5": ({**TEXT, "labels": WRITTEN}, FLOAT32_LOSS),
-    "Whisper": ({**TRANSFORMERS["Whisper"].rows, "labels": WRITTEN}, FLOAT32_LOSS),
 }
 
 

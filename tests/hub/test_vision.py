@@ -1,4 +1,4 @@
-"""Tiny models of timm, torchvision, diffusers and lightning train on replicas as on one device."""
+"""Tiny models of timm, diffusers and lightning train on replicas as on one device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import lightning
 import pytest
 import timm
 import torch
-import torchvision
 from torch import nn
 from torch.nn import functional as F
 
@@ -25,12 +24,6 @@ def image_loss(model: Any, batch: Tensors) -> torch.Tensor:
 
 def of_timm(name: str) -> Callable[[], Any]:
     return lambda: timm.create_model(name, num_classes=CLASSES).double()
-
-
-def resnet() -> Any:
-    return torchvision.models.resnet.ResNet(
-        torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES
-    ).double()
 
 
 def unet() -> Any:
@@ -73,7 +66,6 @@ STEPS = torch.arange(11) * 80
 VISION = {
     "timm ResNet": Case(of_timm("test_resnet"), PIXELS, image_loss, prepare=rd.SyncBatchNorm.convert),
     "timm ViT": Case(of_timm("test_vit"), {**PIXELS, "images": noise(3, 160, 160)}, image_loss),
-    "torchvision ResNet": Case(resnet, PIXELS, image_loss, prepare=rd.SyncBatchNorm.convert),
     "diffusers UNet": Case(
         unet, {"noisy": noise(3, 8, 8), "noise": noise(3, 8, 8, seed=4), "timesteps": STEPS}, denoising_loss
     ),

@@ -177,13 +177,6 @@ def triangles(old: int, new: int) -> np.ndarray:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
-def test_area_averages_what_a_pixel_covers(rows: int, columns: int, down: int, across: int) -> None:
-    image = picture(rows * down, columns * across).astype(np.float32)
-    blocks = image.reshape(rows, down, columns, across, 3)
-    assert np.allclose(rd.image.resize(image, (rows, columns), "area"), blocks.mean(axis=(1, 3)), atol=1e-3)
-
-
 def test_rgb_is_that_of_pillow() -> None:
     names: dict[Any, str] = {"bilinear": "BILINEAR", "area": "BOX", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
     for method, name in names.items():

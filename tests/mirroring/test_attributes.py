@@ -119,24 +119,6 @@ def test_scheduler_on_the_driver_without_a_warning(mirror: Mirror) -> None:
     assert "tensor_images" not in mirror.link.calls
 
 
-def test_schedulers_in_the_step_one_of_which_was_made_after_the_first(mirror: Mirror) -> None:
-    layer, optimizer, scheduler = schedule(mirror)
-
-    def step() -> float:
-        rate = train(layer, optimizer)
-        scheduler.step()
-        return rate
-
-    assert [mirror.run(step)[0] for _ in range(3)] == [1.0, 0.5, 0.25]
-    assert scheduler.get_last_lr() == [0.125]
-    assert optimizer.param_groups[0]["lr"] == 0.125
-    assert scheduler.state_dict()["last_epoch"] == 3
-    with mirror.scope():
-        later = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.1)
-    mirror.run(lambda: later.step())
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0125)
-
-
 def test_forward_hook_of_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.training)
     handle = layer.register_forward_hook(lambda module, args, output: output * 10)
@@ -196,24 +178,6 @@ def test_held_and_changed_on_both_sides(seen_first: bool, mirror: Mirror) -> Non
     with pytest.raises(FailedPreconditionError, match=r"param_groups\[0\]\['lr'\] of the optimizer SGD"):
         mirror.run(halve)
     assert mirror.run(halve) == [0.25] * 2
-
-
-def test_gradient_scaler(mirror: Mirror) -> None:
-    layer, optimizer, _ = schedule(mirror)
-    with mirror.scope():
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        scaler.scale(layer(torch.ones(2)).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return scaler.get_scale()
-
-    assert [mirror.run(step)[1] for _ in range(3)] == [4.0, 8.0, 8.0]
-    assert scaler.get_scale() == 8.0
-    scaler.update(2.0)
-    assert mirror.run(step) == [4.0, 4.0]
 
 
 def test_generator_follows_both_ways(mirror: Mirror) -> None:

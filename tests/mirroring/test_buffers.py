@@ -271,36 +271,6 @@ def test_statistics_assigned_by_a_step_read_as_their_mean_and_can_be_exported(
     assert mirror.run(step, rank_of(mirror)) == [0.9375, 1.9375]
 
 
-@pytest.mark.parametrize("read_first", [False, True])
-def test_a_write_of_the_driver_replaces_the_buffer_assigned_by_a_step(
-    read_first: bool, mirror: Mirror, averaging: Averaging
-) -> None:
-    step = lambda rank: averaging(float(rank))  # noqa: E731
-    mirror.run(step, rank_of(mirror))
-    assert not read_first or averaging.mean.item() == 0.5
-    averaging.mean.fill_(8.0)
-    averaging.count.zero_()
-    assert mirror.run(step, rank_of(mirror)) == [4.0, 5.0]
-    assert (averaging.mean.item(), averaging.count.item()) == (4.5, 1)
-
-
-def test_statistics_are_updated_after_a_cast_on_the_driver(mirror: Mirror) -> None:
-    with mirror.scope():
-        norm = nn.BatchNorm1d(1, momentum=0.5, affine=False)
-
-    def step(rank: int, kind: torch.dtype) -> Any:
-        return norm(torch.ones(2, 1, dtype=kind) * 2 * rank).sum().item()
-
-    mirror.run(step, rank_of(mirror), torch.float32)
-    norm.double()
-    for mean in (0.75, 0.875):
-        mirror.run(step, rank_of(mirror), torch.float64)
-        assert norm.running_mean is not None
-        assert (norm.running_mean.item(), norm.running_mean.dtype) == (mean, torch.float64)
-    assert norm.num_batches_tracked is not None
-    assert norm.num_batches_tracked.item() == 3
-
-
 def test_a_shared_buffer_replaced_in_one_module_stays_in_the_other(mirror: Mirror) -> None:
     with mirror.scope():
         first, second = Averaging(), Averaging()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -38,48 +37,6 @@ def test_objects_that_can_be_sent_to_replicas() -> None:
     assert mirror.driver.holds(optimizer)
     mirror.driver.release()
     assert not mirror.driver.holds(layer)
-
-
-def program(run: Any, scope: Any) -> tuple[Any, Any, list[float]]:
-    """Training, evaluation on the driver, a schedule, freezing, and going back to a checkpoint."""
-    with scope():
-        model, optimizer, scheduler = build()
-        best = copy.deepcopy(model)
-
-    def step(x: torch.Tensor) -> float:
-        optimizer.zero_grad()
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    data = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(8, 3)
-    losses = []
-    for epoch in range(4):
-        model.train()
-        losses += [run(step, data), run(step, data * 2)]
-        scheduler.step()
-        model.eval()
-        with torch.no_grad():
-            losses.append(float(model(data).sum()))
-        if epoch == 0:
-            best.load_state_dict(model.state_dict())
-            saved = copy.deepcopy(optimizer.state_dict())
-        if epoch == 1:
-            model.load_state_dict(best.state_dict())
-            optimizer.load_state_dict(saved)
-            for parameter in model[0].parameters():
-                parameter.requires_grad_(False)
-    return model.state_dict(), optimizer.state_dict(), losses
-
-
-def test_a_program_computes_the_same_with_and_without_mirroring() -> None:
-    mirror = Mirror()
-    weights, state, losses = program(lambda fn, *args: fn(*args), torch.enable_grad)
-    mirrored_weights, mirrored_state, mirrored_losses = program(lambda *args: mirror.run(*args)[1], mirror.scope)
-    assert mirrored_losses == pytest.approx(losses, rel=1e-12)
-    torch.testing.assert_close(mirrored_weights, weights, rtol=1e-12, atol=0)
-    torch.testing.assert_close(mirrored_state, state, rtol=1e-12, atol=0)
 
 
 def test_nothing_is_kept_alive(mirror: Mirror) -> None:

@@ -221,17 +221,6 @@ def test_backward_on_the_driver_accumulates(mirror: Mirror, layer: nn.Linear) ->
     assert gradients(mirror, layer) == [[[17.0, 20.0]]] * 2
 
 
-def test_backward_on_the_driver_after_thawing(trained: Trained) -> None:
-    mirror, layer, _ = trained
-    with mirror.scope():
-        frozen = nn.Linear(2, 1, bias=False).requires_grad_(False)
-    mirror.run(lambda: frozen(torch.ones(2)).sum().item())
-    frozen.requires_grad_(True)
-    mirror.run(lambda: frozen(torch.ones(2)).sum().backward())
-    frozen(torch.ones(2)).sum().backward()
-    assert gradients(mirror, frozen) == [[[2.0, 2.0]]] * 2
-
-
 def test_backward_after_the_release_sends_nothing(trained: Trained) -> None:
     mirror, layer, _ = trained
     loss = layer(torch.ones(2)).sum()

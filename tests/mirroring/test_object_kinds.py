@@ -1,44 +1,20 @@
-"""Kinds and parts of mirrored objects, and the trained state that replicas compare."""
+"""Kinds of mirrored objects, and the trained state that replicas compare."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torchmetrics
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from raydist.mirroring.object_kinds import (
-    capture_object,
-    content_digest,
     digest_of,
     has_load_hooks,
     has_plain_state,
     trained_state,
 )
-from raydist.mirroring.replica_hooks import note_steps
-from raydist.pickling.attribute_table import attribute_name, changed, seal
-
-DIGEST = content_digest(lambda obj: 1 if type(obj) is nn.Parameter and obj.dim() == 1 else None)
-
-
-def names_of_changes(obj: Any, change: Any) -> list[str]:
-    before = seal(capture_object(obj, DIGEST))
-    change(obj)
-    return [attribute_name(path) for path in changed(before, capture_object(obj, DIGEST))]
-
-
-def test_states_of_optimizers_and_metrics_are_not_attributes() -> None:
-    def step(sgd: torch.optim.Optimizer) -> None:
-        sgd.param_groups[0]["params"][0].grad = torch.ones(1)
-        sgd.step()
-        note_steps(sgd, lambda: None)
-
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
-    assert names_of_changes(optimizer, step) == []
-    assert names_of_changes(torchmetrics.SumMetric(), lambda metric: metric.update(1.0)) == []
 
 
 def noted(*args: object) -> None:

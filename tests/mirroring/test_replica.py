@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 import torch
 import torchmetrics
 from torch import nn
@@ -22,16 +21,6 @@ from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.replica import MirrorReplica
 from raydist.pickling.pickler import loads
 from tests.mirroring.in_process import Mirror, linear, rank_of
-
-
-def test_parameters_come_in_one_order() -> None:
-    mirror = Mirror(3)
-    first, second = linear(mirror, 2), linear(mirror, 3)
-    mirror.run(lambda: second.training)
-    mirror.run(lambda: (first.training, second.training))
-    shapes = [[tuple(parameter.shape) for parameter in replica.parameters()] for replica in mirror.replicas]
-    assert shapes == [[(1, 3), (1, 2)]] * 3
-    assert all(type(parameter) is nn.Parameter for parameter in mirror.replicas[1].parameters())
 
 
 def test_dump_and_load_are_bit_identical() -> None:
@@ -69,33 +58,6 @@ def test_dump_and_load_are_bit_identical() -> None:
     states = [loads(replica.collect_optimizer_state(optimizers[0]), lambda pid: pid) for replica in (old, newcomer)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][key]["exp_avg"], states[1][key]["exp_avg"]) for key in states[0])
-
-
-def test_reset_after_a_half_done_step_keeps_the_running_statistics_of_every_replica() -> None:
-    mirror = Mirror(3)
-    with mirror.scope():
-        norm: Any = nn.BatchNorm1d(1, momentum=0.5)
-
-    def step(rank: int) -> None:
-        norm(torch.tensor([[0.0], [4.0]]) + 2 * rank)
-
-    def fail(rank: int) -> None:
-        norm.weight.data.add_(1)
-        if rank == 1:
-            raise ZeroDivisionError
-
-    mirror.run(step, rank_of(mirror))
-    assert norm.running_mean.item() == 2.0
-    with pytest.raises(ZeroDivisionError):
-        mirror.run(fail, rank_of(mirror))
-    mirror.replicas[1].parameters()[0].data.zero_()
-    mirror.driver.reset()
-    assert [replica.export_buffers()[0].item() for replica in mirror.replicas] == [1.0, 2.0, 3.0]
-    assert norm.running_mean.item() == 2.0
-    assert norm.weight.item() == 2.0
-    mirror.run(step, rank_of(mirror))
-    assert (norm.running_mean.item(), norm.num_batches_tracked.item()) == (3.0, 2)
-    assert [replica.parameters()[0].item() for replica in mirror.replicas] == [2.0, 2.0, 2.0]
 
 
 def test_reset_after_a_payload_that_never_arrived_or_was_not_dispatched(mirror: Mirror, layer: nn.Linear) -> None:

@@ -174,17 +174,6 @@ def test_deepcopy_of_an_optimizer_takes_its_parameters_along(inside: bool, mirro
             mirror.run(step, twin)
 
 
-def test_an_average_made_outside_the_scope_stays_on_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
-    average = torch.optim.swa_utils.AveragedModel(layer)
-    for _ in range(2):
-        mirror.run(lambda: layer.weight.data.add_(1.0).sum())
-        average.update_parameters(layer)
-    assert next(average.parameters()).tolist() == [[2.5, 3.5]]
-    assert layer.weight.tolist() == [[3.0, 4.0]]
-    with pytest.raises(FailedPreconditionError, match="'module.weight' of module AveragedModel was not"):
-        mirror.run(lambda: average.update_parameters(layer))
-
-
 def origin(known: tuple[Any, ...] = ()) -> ScopeCheck:
     table = DriverTable()
     for obj in known:

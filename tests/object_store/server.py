@@ -39,25 +39,14 @@ class LoopbackError(OSError):
 @final
 @dataclass
 class Faults:
-    """How badly the store behaves. All may be changed at any time.
-
-    Attributes:
-        latency_s: Before each answer.
-        failure_rate: Which share of requests fail, in one of the ways of `kinds`.
-        kinds: Ways.
-        next: What becomes of the next requests, first to last; None goes well.
-        listing_delay_s: For how long listings show what was there before.
-        capacity: Bytes of all objects; writing more is refused with status 507.
-        read_only: Writing and deleting are refused.
-        down: Every connection is closed at once.
-    """
+    """How badly the store behaves. All may be changed at any time."""
 
     latency_s: float = 0.0
     failure_rate: float = 0.0
     kinds: tuple[Failure, ...] = ("drop", "cut", "lost", 503)
-    next: deque[Failure | None] = field(default_factory=deque)
-    listing_delay_s: float = 0.0
-    capacity: int | None = None
+    next: deque[Failure | None] = field(default_factory=deque)  # of the next requests; None goes well
+    listing_delay_s: float = 0.0  # for so long listings show what was there before
+    capacity: int | None = None  # bytes of all objects
     read_only: bool = False
     down: bool = False
 

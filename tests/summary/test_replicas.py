@@ -52,12 +52,6 @@ def test_two_replicas_and_closures_show_the_same(
 
 
 @pytest.mark.ray
-@pytest.mark.long
-def test_three_replicas_show_the_same(mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path) -> None:
-    assert shown(mirrored(3), tmp_path / "three") == shown(rd.OneDeviceStrategy("cpu"), tmp_path / "one")
-
-
-@pytest.mark.ray
 def test_a_step_may_hold_its_writer_and_counts_its_own_steps(two: rd.MirroredStrategy, tmp_path: Path) -> None:
     with two.scope():
         rd.get_global_step().zero_()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import raydist as rd
 from tests.training.toys import batches_of, regression, regression_arrays, small_net
@@ -62,31 +62,3 @@ def test_a_loop_averages_in_the_step_or_on_the_driver(two: rd.MirroredStrategy) 
         expected, expected_average = bare(kind, 1)
         assert_same(net, expected)
         assert_same(average, expected_average)
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.norm = small_net(), nn.BatchNorm1d(1).double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.norm(self.inner(x))
-        return y
-
-
-@pytest.mark.ray
-def test_update_bn_on_the_driver(two: rd.MirroredStrategy) -> None:
-    with two.scope():
-        average = AveragedModel(Normed())
-    x = torch.from_numpy(regression_arrays(ROWS)[0])
-    update_bn(x.split(BATCH), average)
-    expected = AveragedModel(Normed())
-    update_bn(x.split(BATCH), expected)
-    assert_same(average, expected)
-    average.eval()
-    expected.eval()
-    found = [average(part) for part in x.split(BATCH)]
-    torch.testing.assert_close(torch.cat(found).detach(), expected(x).detach())
-    with two.scope():
-        predicted = rd.Model(average).predict(x, batch_size=5, verbose=False)
-    torch.testing.assert_close(torch.as_tensor(predicted), expected(x).detach())

@@ -201,15 +201,6 @@ def test_a_manager_holds_what_is_the_programs_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.long
-@pytest.mark.timeout(180)
-def test_two_replicas_go_on_as_if_they_had_not_been_interrupted(two: rd.MirroredStrategy, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"strategy": two}
-    whole = program(tmp_path / "whole", **settings)
-    require_same(interrupted(tmp_path / "parts", "on_train_batch_end", 8, **settings), whole)
-
-
-@pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_a_checkpoint_of_two_replicas_goes_on_with_one(two: rd.MirroredStrategy, tmp_path: Path) -> None:
     def train(folder: str, strategy: rd.Strategy, *callbacks: rd.Callback) -> dict[str, list[Any]]:

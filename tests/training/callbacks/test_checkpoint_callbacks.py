@@ -121,30 +121,3 @@ def test_it_removes_what_it_saved_and_nothing_else(tmp_path: Path) -> None:
     hide = rd.LambdaCallback(on_epoch_end=lambda epoch, logs: hidden.write_text(""))
     train(rd.BackupAndRestore(tmp_path / "only"), hide)
     assert [path.name for path in (tmp_path / "only").iterdir()] == [".hidden"]
-
-
-class Count(rd.Callback):
-    """Counts epochs from the beginning of each `fit` on."""
-
-    epochs: int
-
-    def on_train_begin(self, logs: Any) -> None:
-        self.epochs = 0
-
-    def on_epoch_end(self, epoch: int, logs: Any) -> None:
-        self.epochs += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epochs": self.epochs}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epochs += state["epochs"]  # needs what on_train_begin has made
-
-
-def test_a_callback_may_begin_with_the_training(tmp_path: Path) -> None:
-    count = Count()
-    with pytest.raises(KeyboardInterrupt):
-        train(rd.BackupAndRestore(tmp_path), count, At("on_train_batch_end", 5, interrupt))
-    again = Count()
-    train(rd.BackupAndRestore(tmp_path), again)
-    assert (count.epochs, again.epochs) == (1, 3)
