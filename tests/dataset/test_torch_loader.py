@@ -188,6 +188,18 @@ def test_replicas_get_the_loaders_batches(two: rd.Strategy) -> None:
     assert [_epochs(two, two.distribute_dataset(loader)) for loader in loaders()] == expected
 
 
+def test_a_state_goes_on_and_restores_the_generator_too() -> None:
+    alone = rd.OneDeviceStrategy("cpu")
+    view = alone.distribute_dataset(shuffled())
+    iterator = iter(view)
+    next(iterator)
+    state = json.loads(json.dumps(view.state_dict()))
+    expected = [values(iterator), values(view), values(view)]
+    other = alone.distribute_dataset(shuffled(seed=8))
+    other.load_state_dict(state)
+    assert [values(other), values(other), values(other)] == expected
+
+
 @pytest.mark.ray
 def test_random_numbers_of_samples_do_not_depend_on_who_reads_them(two: rd.Strategy) -> None:
     def loader(workers: int) -> DataLoader[Any]:

@@ -30,7 +30,6 @@ _MEMORY_FILES = (Path("/proc/self/clear_refs"), Path("/proc/self/status"))
 
 
 def main() -> None:
-    """Do what is asked for until the asker goes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     for line in sys.stdin:
@@ -65,7 +64,6 @@ def file_outcomes(case: FileCase, folder: Path, first: int, end: int) -> Iterato
 
 
 def read_items(case: FileCase, path: str) -> tuple[list[Any], list[BaseException]]:
-    """Elements and errors. What is no error of raydist comes last."""
     found: list[Any] = []
     errors: list[BaseException] = []
     try:
@@ -97,13 +95,11 @@ def judge(
 
 
 def is_part(found: list[Any], expected: list[Any]) -> bool:
-    """Whether all that was found are elements of the good file, in its order."""
     left = iter(expected)
     return all(any(same([item], [one]) for one in left) for item in found)
 
 
 def is_sealed(case: FileCase, content: bytes, damage: Mutant) -> bool:
-    """Whether all that was changed is under a checksum."""
     end = len(content) + 1 if damage.end is None else damage.end
     return any(sealed.start <= damage.start and end <= sealed.stop for sealed in case.sealed(content))
 
@@ -129,7 +125,6 @@ def state_outcomes(folder: Path, first: int, end: int) -> Iterator[tuple[int, st
 
 
 def load(iterator: Any, state: Any) -> tuple[str, str]:
-    """What becomes of a state."""
     try:
         iterator.load_state_dict(state)
         for _ in range(3):
@@ -151,7 +146,6 @@ class Memory:
         self._before = _status("VmRSS")
 
     def used(self) -> int:
-        """Until now."""
         return _status("VmHWM") - self._before
 
 
@@ -161,7 +155,6 @@ def _status(field: str) -> int:
 
 
 def begin(number: int) -> None:
-    """Say which copy comes next."""
     print("begin", number, flush=True)
 
 

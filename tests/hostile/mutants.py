@@ -26,7 +26,6 @@ class Mutant:
 
 
 def mutant(content: bytes, number: int) -> Mutant:
-    """Copy `number`."""
     draw = random.Random(f"mutant {number}")
     kind, at, size = draw.choice(_KINDS), _place(len(content), draw), draw.randrange(1, 40)
     if kind in _MOVING:

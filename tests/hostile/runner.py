@@ -34,7 +34,6 @@ class Report:
     most_memory: int = 0
 
     def add(self, number: int, outcome: str, words: str, used: int = 0) -> None:
-        """Note one copy."""
         self.counts[outcome] += 1
         self.most_memory = max(self.most_memory, used)
         if outcome in ("raw", "silent", "crash", "hang"):

@@ -139,6 +139,20 @@ def test_a_new_replica_adds_no_updates_and_those_before_the_first_step_count_onc
     torch.testing.assert_close(second.compute(), plain.compute())
 
 
+@pytest.mark.filterwarnings("error")
+def test_replicas_without_updates_are_ignored() -> None:
+    mirror = Mirror(3)
+    metric, plain = make(mirror, Everything), Everything()
+
+    def step(rank: int) -> None:
+        if rank == 2:
+            metric.update(torch.tensor([1.0, 3.0]))
+
+    mirror.run(step, rank_of(mirror))
+    plain.update(torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(metric.compute(), plain.compute())
+
+
 def test_updates_of_a_replica_with_a_stand_in_batch_are_dropped_and_forward_returns_the_local_value(
     mirror: Mirror,
 ) -> None:

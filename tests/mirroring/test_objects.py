@@ -36,6 +36,15 @@ class Thing:
         return 2 * self.value
 
 
+def test_accesses_are_announced() -> None:
+    owner, thing = Recorder(), Thing()
+    MirroredClasses(owner).mirror(thing)
+    assert thing.double() == 2
+    thing.value = 3
+    del thing.value
+    assert owner.seen == [("read", "double"), ("read", "value"), ("write", "value"), ("write", "value")]
+
+
 @pytest.mark.parametrize("make", [lambda: nn.Linear(1, 1), Thing])  # a module has a `__getattr__` of its own
 def test_an_attribute_error_of_the_owner_is_raised_as_it_is(make: Any) -> None:
     class Broken(Recorder):

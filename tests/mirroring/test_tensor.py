@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.messages import TensorImage, answer
@@ -48,21 +46,6 @@ def test_is_a_parameter_and_its_detached_alias_and_copies_are_not_mirrored(mirro
     assert repr(norm.running_mean) == "tensor([0.])"
     holder = [other]
     assert mirror.run(lambda: (holder[0] is layer.weight, holder[0].tolist())) == [(False, [[1.0, 2.0]])] * 2
-
-
-def test_weight_norm_spectral_norm_and_pruning(mirror: Mirror) -> None:
-    layer, pruned = mirrored(mirror), mirrored(mirror)
-    with mirror.scope(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        nn.utils.parametrizations.weight_norm(layer)
-        other: Any = nn.utils.weight_norm(nn.Linear(2, 1, bias=False))
-        prune.l1_unstructured(pruned, "weight", amount=1)
-        spectral: Any = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
-    ones = torch.ones(2)
-    results = mirror.run(lambda: [each(ones).sum().item() for each in (layer, other, pruned, spectral)])
-    assert results[0] == results[1]
-    torch.testing.assert_close(results[0][:3], [3.0, other(ones).item(), 2.0])
-    assert pruned.weight.tolist() == [[0.0, 2.0]]
 
 
 def test_functional_call_and_vmap_on_the_driver(mirror: Mirror) -> None:

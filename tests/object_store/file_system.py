@@ -44,7 +44,6 @@ class LoopbackFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is
         return STORES[self._address].ask(method, self._strip_protocol(path), self._login, content, **options)
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
-        """What lies directly under a path."""
         key = self._strip_protocol(path)
         under = f"{key}/" if key else ""
         sizes: dict[str, int] = self._ask("LIST", key)
@@ -58,7 +57,6 @@ class LoopbackFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is
         return list(found.values()) if detail else sorted(found)
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
-        """Of an object, or of what lies under a path."""
         key = self._strip_protocol(path)
         with contextlib.suppress(FileNotFoundError):
             return _entry(key, len(self._ask("GET", key)))
@@ -73,7 +71,6 @@ class LoopbackFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is
         """Does nothing: there are no directories."""
 
     def rm_file(self, path: str) -> None:
-        """Remove an object. Whether there was one is not told."""
         self._ask("DELETE", path)
 
     _rm = rm_file
@@ -84,12 +81,10 @@ class LoopbackFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is
             self._ask("PUT", path2, source=self._strip_protocol(path1))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        """Bytes of an object."""
         content: bytes = self._ask("GET", path)
         return content[slice(start, end)]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        """Write an object; mode "create": a new one."""
         self._ask("PUT", path, bytes(value), only_new=mode == "create")
 
     def _open(self, path: str, mode: str = "rb", block_size: Any = None, **options: Any) -> _LoopbackFile:
@@ -118,5 +113,4 @@ def _entry(key: str, size: int | None) -> dict[str, Any]:
 
 
 def register() -> None:
-    """Let fsspec know the scheme, in this process."""
     fsspec.register_implementation("loopback", LoopbackFileSystem, clobber=True)

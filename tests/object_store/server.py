@@ -69,18 +69,15 @@ class ObjectStore:
         return f"loopback://{login}{self.address}/{key}"
 
     def get(self, key: str) -> bytes | None:
-        """What a key holds."""
         with self._lock:
             versions = self._versions.get(key)
             return versions[-1][1] if versions else None
 
     def put(self, key: str, content: bytes | None) -> None:
-        """Replace or remove (None) an object."""
         with self._lock:
             self._versions.setdefault(key, []).append((time.monotonic(), content))
 
     def keys(self, prefix: str = "") -> list[str]:
-        """All that there are, whatever listings show."""
         with self._lock:
             return sorted(key for key in self._versions if key.startswith(prefix) and self.get(key) is not None)
 

@@ -17,7 +17,7 @@ from torch import nn
 import raydist as rd
 from raydist.core.failpoints import installed
 from raydist.training.architecture import architecture_of, build_module
-from raydist.training.model_file import ModelManifest, digests, pack, read_model_file, write_model_file
+from raydist.training.model_file import ModelManifest, digests, pack, read_model_file, snapshot, write_model_file
 from tests.refused import check_refused
 from tests.training.toys import compiled, regression, small_net
 
@@ -92,6 +92,15 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path: Path) ->
     module = torch.nn.ModuleDict({"words": rd.ShardedEmbedding(10, 2)})
     with pytest.raises(rd.InvalidArgumentError, match=r"the module has 'words'. Save an rd.Checkpoint"):
         pack(module, None, None)
+
+
+def test_a_snapshot_shares_no_memory() -> None:
+    shared = torch.zeros(3)
+    copies = snapshot({"a": shared, "b": shared[:2], "c": "text"})
+    shared.fill_(1.0)
+    assert copies["a"].tolist() == [0.0] * 3
+    assert copies["b"].tolist() == [0.0] * 2
+    assert copies["c"] == "text"
 
 
 def test_a_death_at_any_moment_leaves_the_old_file(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ HERE = Path(__file__).parent
 
 
 def arrays(rows: int, program: dict[str, Any]) -> tuple[Any, Any]:
-    """Rows of y = 2 x, or of two classes."""
     x = np.linspace(-1.0, 1.0, rows)[:, None]
     if "nan_row" in program:
         x[program["nan_row"]] = np.inf
@@ -31,13 +30,11 @@ def arrays(rows: int, program: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def plain(logs: Any) -> dict[str, Any]:
-    """Logs as JSON values."""
     values = {name: float(value) for name, value in dict(logs or {}).items()}
     return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
 
 
 def recorder(seen: Any, stop_at: Any) -> Any:
-    """Make a callback write down hooks, indices and logs, and stop where it is told to."""
     seen.calls = []
 
     def note(hook: str, index: int | None, logs: Any) -> None:
@@ -54,7 +51,6 @@ def recorder(seen: Any, stop_at: Any) -> Any:
 
 
 def keras_model(program: dict[str, Any]) -> Any:
-    """y = w x, or two classes by it."""
     keras = importlib.import_module("keras")
     classes = program.get("classes")
     layer = keras.layers.Dense(2 if classes else 1, use_bias=False)
@@ -68,13 +64,11 @@ def keras_model(program: dict[str, Any]) -> Any:
 
 
 def data_of(slices: Callable[[Any], Any], program: dict[str, Any], rows: int, *, weighted: bool = False) -> Any:
-    """Batches."""
     weights = (np.linspace(0.5, 2.0, rows),) if weighted else ()
     return slices((*arrays(rows, program), *weights)).batch(program.get("batch_size", 32))
 
 
 def callbacks_of(callbacks: Any, program: dict[str, Any], folder: str) -> list[Any]:
-    """Those of the program, but for the one that writes down."""
     given = [getattr(callbacks, name)(**settings) for name, settings in program.get("callbacks", [])]
     if rates := program.get("schedule"):
         given.append(callbacks.LearningRateScheduler(lambda epoch, _: rates[epoch]))
@@ -84,7 +78,6 @@ def callbacks_of(callbacks: Any, program: dict[str, Any], folder: str) -> list[A
 
 
 def settings_of(program: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `fit`."""
     names = ("epochs", "initial_epoch", "steps_per_epoch", "validation_freq", "validation_steps")
     settings: dict[str, Any] = {name: program[name] for name in names if name in program}
     if "class_weight" in program:
@@ -124,13 +117,11 @@ def run(
 
 
 def keras_weights(model: Any) -> list[float]:
-    """The one row of weights."""
     weights: list[float] = model.get_weights()[0][0].tolist()
     return weights
 
 
 def main() -> None:
-    """Record all."""
     keras = importlib.import_module("keras")
     keras.backend.set_floatx("float64")
     slices = importlib.import_module("tensorflow").data.Dataset.from_tensor_slices
