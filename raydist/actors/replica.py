@@ -134,7 +134,7 @@ class ReplicaActors:
         kind: str = "replica",
         num_spares: int = 0,
     ) -> None:
-        self._places = [reservation] * len(slots)  # the reservation of each slot
+        self._reservations = [reservation] * len(slots)  # the reservation of each slot
         self._guards = {reservation: guard_reservation(reservation)}
         self._idle: list[Place] = []
         self._session = RaySession()
@@ -155,7 +155,7 @@ class ReplicaActors:
     def _launch_spare(self) -> Any:
         self._num_spares += 1
         slot = replace(self._slots[0], resources={})  # the bundle is reserved as a whole
-        return self._launch(self._places[0], slot, f"{self._name}-{self._kind}-spare-{self._num_spares}")
+        return self._launch(self._reservations[0], slot, f"{self._name}-{self._kind}-spare-{self._num_spares}")
 
     def prepare_spares(self, make_runner: Callable[..., Any]) -> None:
         """Make the spare processes, and later ones, import what a runner needs. Does not block."""
@@ -205,7 +205,7 @@ class ReplicaActors:
             self._spares.append(self._launch_spare())
             self._spares[-1].prepare.remote(self._prepared)
             return
-        self._handles[rank] = self._launch(self._places[rank], self._slots[rank], self._later_name(rank))
+        self._handles[rank] = self._launch(self._reservations[rank], self._slots[rank], self._later_name(rank))
 
     def _later_name(self, rank: int) -> str:
         self._num_replaced += 1
@@ -215,10 +215,10 @@ class ReplicaActors:
         """Put a new process into a replica's place, beside another one that lives: in its bundle, on its GPU."""
         kill_actors([self._handles[rank]])
         if self._slots[rank].resources:
-            self._idle.append(Place(self._places[rank], self._slots[rank].bundle))
+            self._idle.append(Place(self._reservations[rank], self._slots[rank].bundle))
         slot = self._slots[other]
         gpus: dict[str, str] = ray.get(self._handles[other].control.remote(0, "gpus"), timeout=_GPUS_S)
-        self._put(rank, self._places[other], replace(slot, resources={}, env={**slot.env, **gpus}))
+        self._put(rank, self._reservations[other], replace(slot, resources={}, env={**slot.env, **gpus}))
 
     def replace_in(self, rank: int, place: Place) -> None:
         """Put a new process into a replica's place, in a reserved place that no replica uses."""
@@ -228,7 +228,7 @@ class ReplicaActors:
         self._put(rank, place.reservation, slot)
 
     def _put(self, rank: int, reservation: Reservation, slot: ReplicaSlot) -> None:
-        self._places[rank], self._slots[rank] = reservation, slot
+        self._reservations[rank], self._slots[rank] = reservation, slot
         self._handles[rank] = self._launch(reservation, slot, self._later_name(rank))
         self.names[rank] = _title(self._kind, rank, self._name, slot)
 
@@ -240,7 +240,7 @@ class ReplicaActors:
             self._idle.remove(place)
         rank = len(self._slots)
         self._slots.append(slot)
-        self._places.append(place.reservation)
+        self._reservations.append(place.reservation)
         self._handles.append(self._launch(place.reservation, slot, self._later_name(rank)))
         self.names.append(_title(self._kind, rank, self._name, slot))
 
@@ -249,12 +249,12 @@ class ReplicaActors:
         for rank in set(range(len(self._slots))) - set(ranks):
             kill_actors([self._handles[rank]])
             if self._slots[rank].resources:
-                self._idle.append(Place(self._places[rank], self._slots[rank].bundle))
+                self._idle.append(Place(self._reservations[rank], self._slots[rank].bundle))
         self._handles = [self._handles[rank] for rank in ranks]
         self._slots = [self._slots[rank] for rank in ranks]
-        self._places = [self._places[rank] for rank in ranks]
+        self._reservations = [self._reservations[rank] for rank in ranks]
         self.names[:] = [_title(self._kind, rank, self._name, slot) for rank, slot in enumerate(self._slots)]
-        for reservation in self._guards.keys() - set(self._places):
+        for reservation in self._guards.keys() - set(self._reservations):
             self._release(reservation)
             self._idle = [each for each in self._idle if each.reservation != reservation]
 
@@ -282,7 +282,7 @@ class ReplicaActors:
     def present_host(self, rank: int) -> str:
         """Return the node of a replica that has started; a replacement may be on another node."""
         place = rank // self._per_process
-        return self._places[place].present_host(self._slots[place].bundle)
+        return self._reservations[place].present_host(self._slots[place].bundle)
 
     def moved(self, rank: int, node_id: str, host: str) -> None:
         """Record that a replacement runs on another node, whose name is `host`."""

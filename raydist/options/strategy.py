@@ -173,7 +173,7 @@ class Timeouts:
 @final
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """How many replicas a synchronous strategy may have: fewer after a loss, more when there is room again.
+    """Limits of the number of replicas: fewer after a loss, more when there is room again.
 
     If no process can take the place of a lost replica within `FailureOptions.replace_s`, training goes on with fewer
     replicas: the unfinished step ends with all of them, some beside others on one node, and the next step has fewer.

@@ -1,4 +1,4 @@
-"""What variables and loops use of the replicas of a strategy."""
+"""The access of variables, and of loops in replicas, to the replicas of a strategy."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class ResizableStrategy(HostedStrategy):
         self._replica_count: ReplicaCount | None = None
         self._growth: Growth | None = None
         self._look_at = 0.0  # time of the next look at the nodes
-        self._must_end = False  # all nodes of replicas are drained
+        self._must_end = False  # nodes are drained that the replicas cannot leave
 
     @abstractmethod
     def _plan(self) -> LaunchPlan:
@@ -178,7 +178,6 @@ class ResizableStrategy(HostedStrategy):
             return
         self._look_at = now + _LOOK_S
         with contextlib.suppress(FailedPreconditionError):  # not in this epoch, or with these gradients: later
-            self._count_for_input.require_change()
             going = draining_nodes()
             drained = [rank for rank, host in enumerate(group.hosts) if host in going]
             self._must_end = len(drained) == len(group.hosts)
@@ -205,7 +204,15 @@ class ResizableStrategy(HostedStrategy):
         keep = [rank for rank in range(len(plan.setups)) if rank not in ranks]
         fewer = len(keep) // plan.per_bundle * plan.per_bundle
         if elastic is not None and fewer >= elastic.min_replicas:
-            self._change_size(fewer, keep=keep[:fewer], leaving=nodes, why=why)
+            try:
+                self._change_size(fewer, keep=keep[:fewer], leaving=nodes, why=why)
+            except FailedPreconditionError:  # not in this epoch: a drained node is left all the same
+                if not nodes:
+                    raise
+            else:
+                return
+        if self._launch().recovery is None:
+            self._must_end = True
         else:
             self._move(sorted(ranks), leaving=nodes, why=why)
 
@@ -222,6 +229,7 @@ class ResizableStrategy(HostedStrategy):
         count, unit = len(plan.setups), plan.per_bundle
         if not growth.is_due(count):
             return
+        self._count_for_input.require_change()
         ready = len(group.idle_places())
         found = growth.look(count, ready, group.num_idle, lambda: further_bundles(group, plan, unit)[0])
         if found > count:

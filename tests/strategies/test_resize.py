@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from torch import nn
 
@@ -193,3 +194,10 @@ def test_what_cannot_change_says_so_and_goes_on(mirrored: rd.MirroredStrategy) -
         mirrored.resize(0)
     with rd.CentralStorageStrategy(2) as central, pytest.raises(rd.FailedPreconditionError, match="must keep its 2"):
         central.resize(1)
+    each_two = rd.MultiWorkerMirroredStrategy(1, 2, resources_per_replica=RESOURCES)
+    with each_two, pytest.raises(rd.InvalidArgumentError, match="must be a multiple of 2, got 3"):
+        each_two.resize(3)
+    here = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": [ray.util.get_node_ip_address()]}), "worker", 0)
+    named = rd.MultiWorkerMirroredStrategy(None, 1, cluster_resolver=here, resources_per_replica=RESOURCES)
+    with named, pytest.raises(rd.FailedPreconditionError, match="names 1 workers, so their number cannot change"):
+        named.resize(2)
