@@ -30,13 +30,17 @@ SLOWEST_S = (10.0, 3.0)  # from a kill to the end of the next step, without and 
 
 
 class Program:
-    """A model on two replicas, and one batch of it again and again."""
+    """A model on some replicas, and one batch of it again and again."""
 
-    def __init__(self, name: str, *, recover: bool, spares: int = 0) -> None:
+    def __init__(self, name: str, *, recover: bool, spares: int = 0, kind: str = "mirrored") -> None:
         model = MODELS[name]
         options = rd.FailureOptions(recover=recover, spares=spares, max_failures=1000)
-        self.strategy = rd.MirroredStrategy(
-            2, failure_options=options, resources_per_replica={"CPU": 0.01}, timeouts=rd.Timeouts(collective_s=20)
+        strategy: Any = rd.CentralStorageStrategy if kind == "central" else rd.MirroredStrategy
+        self.strategy = strategy(
+            1 if kind == "one replica" else 2,
+            failure_options=options,
+            resources_per_replica={"CPU": 0.01},
+            timeouts=rd.Timeouts(collective_s=20),
         )
         with self.strategy.scope():
             network = model.make()
@@ -63,9 +67,9 @@ class Program:
         return self.seconds(1)
 
 
-def overhead(name: str, *, steps: int, rounds: int) -> tuple[float, float, float]:
+def overhead(name: str, *, steps: int, rounds: int, kind: str = "mirrored") -> tuple[float, float, float]:
     """Return milliseconds without and with recovery, and the median of the ratios of neighbouring rounds."""
-    programs = [Program(name, recover=recover) for recover in (False, True)]
+    programs = [Program(name, recover=recover, kind=kind) for recover in (False, True)]
     for program in programs:
         program.seconds(steps)
     found = [[program.seconds(steps) for program in programs] for _ in range(rounds)]
@@ -172,12 +176,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     chosen = parser.parse_args()
     names, kills = (["mlp16"], 1) if chosen.smoke else (chosen.only, chosen.kills)
-    for name in names:
-        steps, rounds = (2, 1) if chosen.smoke else (300 if name == "mlp16" else 20, 9)
-        without, with_it, ratio = overhead(name, steps=steps, rounds=rounds)
-        print(
-            f"{name:8} {without:7.2f} ms without recovery, {with_it:7.2f} with: {ratio:.3f} x (bar {LIMIT})", flush=True
-        )
+    programs = [(name, "mirrored") for name in names] + [(names[-1], kind) for kind in ("one replica", "central")]
+    for name, kind in programs:
+        steps, rounds = (2, 1) if chosen.smoke else (300 if name == "mlp16" else 100 if kind != "mirrored" else 20, 9)
+        without, with_it, ratio = overhead(name, steps=steps, rounds=rounds, kind=kind)
+        times = f"{without:7.2f} ms without recovery, {with_it:7.2f} with"
+        print(f"{name:8} {kind:11} {times}: {ratio:.3f} x (bar {LIMIT})", flush=True)
     for spares in (0, 1):
         found = pauses("mlp1024" if not chosen.smoke else "mlp16", kills, spares)
         middle, longest, bar = statistics.median(found), found[-1], SLOWEST_S[spares]

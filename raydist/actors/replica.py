@@ -198,14 +198,21 @@ class ReplicaActors:
 
     def replace(self, rank: int) -> None:
         """Kill a replica's process. Put a spare or a new one in its place, which has no state and must be started."""
-        kill_actors([self._handles[rank]])
+        process = rank // self._per_process
+        kill_actors([self._handles[process]])
         self._session.require(f"The strategy {self._name}")
-        if self._spares and self._slots[rank].node_id == self._slots[0].node_id:
-            self._handles[rank] = self._spares.pop(0)
+        if self._spares and self._slots[process].node_id == self._slots[0].node_id:
+            self._handles[process] = self._spares.pop(0)
             self._spares.append(self._launch_spare())
             self._spares[-1].prepare.remote(self._prepared)
             return
-        self._handles[rank] = self._launch(self._reservations[rank], self._slots[rank], self._later_name(rank))
+        reservation, slot = self._reservations[process], self._slots[process]
+        self._handles[process] = self._launch(reservation, slot, self._later_name(rank))
+
+    def replace_all(self) -> None:
+        """Replace every process."""
+        for rank in range(0, len(self.names), self._per_process):
+            self.replace(rank)
 
     def _later_name(self, rank: int) -> str:
         self._num_replaced += 1
@@ -333,7 +340,7 @@ class ReplicaActors:
         asked = [handle.control.remote(0, "ping") for handle in self._handles]
         ready = set(ray.wait(asked, num_returns=len(asked), timeout=within_s)[0])
         found: dict[int, str] = {}
-        for rank, ref in enumerate(asked):
+        for rank, ref in zip(range(0, len(self.names), self._per_process), asked, strict=True):
             if ref not in ready:
                 found[rank] = f"{self.names[rank]} does not answer"
                 continue

@@ -222,6 +222,9 @@ class DriverLoop:
         self._parts = {part.key: part for part in parts}
         self._step = -1
         self._has_stopped = False
+        self._is_polling = False
+        self._begins_again = False
+        self._lock = threading.Lock()  # of the two above
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -236,18 +239,29 @@ class DriverLoop:
     def start(self, step: int) -> None:
         """Start to poll the replicas; `step` is the number under which the run was dispatched."""
         self._step = step
+        self._start_polling()
+
+    def _start_polling(self) -> None:
+        self._is_polling = True
         self._thread = threading.Thread(target=self._poll_until_ended, name="raydist-loop", daemon=True)
         self._thread.start()
 
+    def begin_again(self) -> None:
+        """Poll on, because the run begins again: a replica was lost. Does nothing for a run that is settled."""
+        with self._lock:
+            self._begins_again = self._is_polling
+            if self._thread is not None and not self._is_polling:
+                self._start_polling()
+
     def settle(self) -> None:
         """Block until the run has ended and its saves are written; raise the run's error."""
-        thread = self._thread  # `drain` may settle the same run, before the process ends for a preemption
-        if thread is not None and thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             try:
-                self._host.drain()
+                self._host.drain()  # may settle this run before the process ends for a preemption
             finally:
-                thread.join()
-                self._thread = None
+                if (thread := self._thread) is not None:
+                    thread.join()
+                    self._thread = None
 
     def preemption_of(self, key: str) -> Preempted | None:
         """Return the exception that ends the process, once this manager's save before preemption is written."""
@@ -261,11 +275,17 @@ class DriverLoop:
             self._thread = None
 
     def _poll_until_ended(self) -> None:
-        try:
-            while not self._closed.is_set() and not self._poll():
-                self._closed.wait(_POLL_S)
-        except Exception:  # replicas are gone or the run failed; the caller that waits for the run gets the error
-            return
+        while not self._closed.is_set():
+            try:
+                has_ended = self._poll()
+            except Exception:  # replicas are gone or the run failed; the caller that waits for the run gets the error
+                has_ended = True
+            with self._lock:
+                self._is_polling = self._begins_again or not has_ended
+                self._begins_again = False
+                if not self._is_polling:
+                    return
+            self._closed.wait(_POLL_S)
 
     def _poll(self) -> bool:
         """Write the requested saves; return True once the run has ended."""

@@ -43,6 +43,7 @@ class LoopCommand:
 
     managers: tuple[ManagerCommand, ...]  # all managers that watch the process
     limit_s: float  # seconds in which the driver must answer a replica: where to stop, or that a save is complete
+    is_repeated: bool = False  # the run has ended before, and its checkpoints are written
 
 
 @final

@@ -211,6 +211,7 @@ class ReplicaLoop:
         self.step = step
         self._side = side
         self._limit_s = command.limit_s
+        self._is_repeated = command.is_repeated
         now = time.monotonic()
         self._managers = {
             each.key: _ManagerCounts(each, each.count.calls, each.count.last_step, now - each.seconds)
@@ -308,6 +309,9 @@ class ReplicaLoop:
         token = f"{self.step}.{self._num_saves}.{command.key}"
         if not is_last:
             self._side.settle()
+        if self._is_repeated:
+            self.end_save(token, SaveOutcome())
+            return token
         objects = {name: self._side.object_of(handle) for name, handle in command.objects.items()}
         gradients = {name: self._side.object_of(handle) for name, handle in command.gradients.items()}
         objects |= {name: PendingGradients(module) for name, module in gradients.items()}
@@ -317,6 +321,7 @@ class ReplicaLoop:
         requested = RequestedSave(token, command.key, number, manager.calls, metrics, positions, copy_s, is_last)
         records = self._side.take_records()
         with self._changed:
+            self._outcomes.pop(token, None)  # of a save that was under way when the run began again
             self._records[token] = records
             self._requested[token] = requested
         return token

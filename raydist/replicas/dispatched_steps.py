@@ -82,6 +82,7 @@ class DispatchedSteps:
         self._untold: Exception | None = None
         self._failure: Failure | None = None  # the first of this generation
         self.last = -1  # number of the last dispatched step
+        self.keep_from: int | None = None  # steps from this one on are kept, because they may run again
         self._changed = threading.Condition()  # of everything below
         self._gathered: list[Dispatched] = []
         self._kept: list[Dispatched] = []  # done steps that may have to run again
@@ -171,6 +172,10 @@ class DispatchedSteps:
         with self._changed:
             return [step.header.payload.digest for step in (*(each.planned for each in self._gathered), *more)]
 
+    def send_all(self) -> None:
+        """Send all dispatched steps, so that a call to a replica comes after them."""
+        self._send_gathered()
+
     def _send_gathered(self) -> None:
         with self._changed:
             gathered, self._gathered = self._gathered, []
@@ -253,6 +258,7 @@ class DispatchedSteps:
             self._unfinished.clear()
             self._running.clear()
             self._kept.clear()
+            self.keep_from = None
         for group in groups:
             group.cause = self._failure
             self._actors.discard([ref for ref in group.refs if ref is not None])
@@ -363,11 +369,13 @@ class DispatchedSteps:
             self._policy.learn(key, seconds=seconds, num_bytes=max(each.num_bytes for each in group.results_at(place)))
         boundary = min((answer.boundary for answer in given if answer.boundary is not None), default=self.last + 1)
         again = [replace(each, sent=None, earlier={}) for each in group.steps]
-        self._kept = [each for each in (*self._kept, *again) if each.number >= boundary]
-        if (
-            len(self._kept) > _MOST_KEPT
-        ):  # gradients of so many steps wait for an optimizer: no recovery goes back there
-            self._kept.clear()
+        first = boundary if self.keep_from is None else min(boundary, self.keep_from)
+        kept = [each for each in (*self._kept, *again) if each.number >= first]
+        if len(kept) > _MOST_KEPT:
+            self.keep_from = None
+            kept = [each for each in kept if each.number >= boundary]
+        # If gradients of so many steps wait for an optimizer, no recovery goes back there.
+        self._kept = kept if len(kept) <= _MOST_KEPT else []
 
     def unfinished_refs(self, rank: int) -> list[Any]:
         """Return the references of a replica's answers that nobody has waited for."""
@@ -399,7 +407,7 @@ class DispatchedSteps:
             groups, waiting, self._gathered = list(self._unfinished), self._gathered, []
             self._unfinished.clear()
             self._running.clear()
-            again = [each for each in self._kept if each.number >= first]
+            again = [each.repeated() for each in self._kept if each.number >= first]
             self._kept = [each for each in self._kept if each.number < first]
             lost = 0
             for group in groups:

@@ -25,6 +25,7 @@ from raydist.options import Timeouts
 from raydist.replicas.dispatched_steps import DispatchedSteps
 from raydist.replicas.recovery import Recovery, ReplicaFailure
 from raydist.replicas.runner import ReplicaRunner
+from raydist.replicas.state_copies import StateCopies
 from raydist.replicas.step import ReplicaSetup
 
 _ANSWER_S = 3.0  # a replica that does not say within this time that it lives is taken for stopped
@@ -75,19 +76,23 @@ class ReplicaGroup:
         self._process = OwningProcess("A strategy with its variables and results")
         self.steps = DispatchedSteps(actors, timeouts.step_s, self._process)
         self.failures: list[ReplicaFailure] = []
-        self.on_recovered: Callable[[float], None] = lambda _: None  # called with the seconds that a recovery took
+        self.on_recovered: Callable[[float], object] = lambda _: None  # called with the seconds that a recovery took
         self.recovery: Recovery | None = None
+        self.copies: StateCopies | None = None
         self._prepare_recovery()
 
     def _prepare_recovery(self) -> None:
         options = self._setups[0].failures if self._setups else None
         if options is None:
-            self.recovery, self.steps.recover = None, None
+            self.recovery, self.copies, self.steps.recover = None, None, None
             return
+        always = self._setups[0].by_copies
+        self.copies = StateCopies(self.steps, self._actors, self._timeouts.step_s, always=always)
         self.recovery = Recovery(
             self._setups,
             self._actors,
             self.steps,
+            self.copies,
             options,
             self._timeouts,
             hosts=self.hosts,

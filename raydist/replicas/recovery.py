@@ -2,7 +2,8 @@
 
 1. The collectives of this generation are aborted, so that the survivors' steps end.
 2. New processes start in the place of the lost ones; Ray moves those of a lost node to another one.
-3. The survivors say where they stand, and `plan_recovery` decides.
+3. The survivors say where they stand, and `plan_recovery` decides. If nobody has a whole state, all replicas start
+   again from the last copy (`StateCopies`).
 4. All replicas join a new generation. The survivors go back; new replicas take over what all hold alike from a
    survivor, and their predecessors' own state from the neighbour.
 5. Batches of unfinished steps are made again if their input pipeline was lost.
@@ -29,6 +30,7 @@ from raydist.replicas.dispatched_steps import DispatchedSteps
 from raydist.replicas.recovery_plan import RecoveryPlan, SurvivorStatus, plan_recovery
 from raydist.replicas.replica_recovery import ReplicaRecovery
 from raydist.replicas.runner import ReplicaRunner
+from raydist.replicas.state_copies import CopyPoint, StateCopies
 from raydist.replicas.step import ReplicaSetup, with_hosts
 
 _log = logging.getLogger("raydist")
@@ -71,6 +73,7 @@ class Recovery:
         setups: list[ReplicaSetup],
         actors: ReplicaActors,
         steps: DispatchedSteps,
+        copies: StateCopies,
         options: FailureOptions,
         timeouts: Timeouts,
         *,
@@ -80,6 +83,7 @@ class Recovery:
         told: Callable[[ReplicaFailure], None],
     ) -> None:
         self._setups, self._actors, self._steps = setups, actors, steps
+        self._copies = copies
         self._options, self._timeouts = options, timeouts
         self._hosts = hosts
         self._start = start
@@ -205,12 +209,19 @@ class Recovery:
 
     def _try(self, lost: dict[int, str]) -> tuple[int, int]:
         """Recover once; return the first step that runs again, and the number of lost results."""
-        for rank in lost:
-            self._actors.replace(rank)
-            self._new.add(rank)
+        if lost and self._setups[0].die_together:
+            self._actors.replace_all()
+            self._new |= {setup.rank for setup in self._setups}
+        else:
+            for rank in lost:
+                self._actors.replace(rank)
+            self._new |= lost.keys()
         survivors = [setup.rank for setup in self._setups if setup.rank not in self._new]
         self._await_ends(survivors)
-        plan = self._plan(survivors)
+        all_again = self._setups[0].by_copies or self._copies.is_needed(self._steps.first_unfinished)
+        plan = None if all_again else self._plan(survivors)
+        if plan is None:
+            return self._start_over(survivors, self._copies.point())
         self._start_new()
         self._join(again=True)
         self._ask(survivors, ReplicaRecovery.go_back)
@@ -222,10 +233,32 @@ class Recovery:
             adopts.append(self._call(rank, ReplicaRecovery.adopt, *args))
         self._wait(adopts, "taking over the state", self._timeouts.start_s)
         self._ask([setup.rank for setup in self._setups], ReplicaRecovery.send_own_state)  # neighbours may be new
+        return plan.first, self._send_again(plan.resume)
+
+    def _send_again(self, resume: Sequence[int]) -> int:
         self._new.clear()
         make_again(self._lost_batches())
         self._steps.failed, self._steps.dead = False, None
-        return plan.first, self._steps.send_again(plan.resume)
+        return self._steps.send_again(resume)
+
+    def _start_over(self, survivors: Sequence[int], point: CopyPoint | None) -> tuple[int, int]:
+        """Make all replicas go back to copies of their states. Survivors keep their processes."""
+        if point is None:
+            error = root_cause([UnavailableError("No surviving replica has a whole state")])
+            raise self._given_up(error, "a step was interrupted that cannot be run again")
+        left = [self._actors.call(rank, ReplicaRunner.close.__name__) for rank in survivors]
+        self._wait(left, "leaving the group", self._timeouts.close_s, "Timeouts.close_s")
+        self._start_new()
+        self._wait([self._start(rank) for rank in survivors], "starting again", self._timeouts.start_s)
+        self._join(again=False)
+        if point.copies:
+            loads = [
+                self._actors.call(rank, ReplicaRunner.load_copy.__name__, point.copies[0], copy, point.step)
+                for rank, copy in enumerate(point.copies)
+            ]
+            self._wait(loads, "taking over the state", self._timeouts.start_s)
+        point.begin_again()
+        return point.step, self._send_again([point.step] * len(self._setups))
 
     def _await_ends(self, survivors: Sequence[int]) -> None:
         """Wait until the survivors have ended the steps that were sent, well or badly."""
@@ -237,16 +270,14 @@ class Recovery:
                 f"{self._timeouts.step_s:g} s (Timeouts.step_s)."
             )
 
-    def _plan(self, survivors: Sequence[int]) -> RecoveryPlan:
+    def _plan(self, survivors: Sequence[int]) -> RecoveryPlan | None:
+        """Return the plan to go on with the survivors' states; None if there is none."""
         said = dict(zip(survivors, self._ask(survivors, ReplicaRecovery.status), strict=True))
         statuses: dict[int, SurvivorStatus] = {rank: status for rank, (status, _) in said.items()}
         size = len(self._setups)
         copies = {rank: said[(rank + 1) % size][1] for rank in self._new if (rank + 1) % size in said}
         plan = plan_recovery(statuses, copies, size)
-        if plan is None or not self._steps.can_go_back_to(plan.first):
-            error = root_cause([UnavailableError("No surviving replica has a whole state")])
-            raise self._given_up(error, "a step was interrupted that cannot be run again")
-        return plan
+        return plan if plan is not None and self._steps.can_go_back_to(plan.first) else None
 
     def _own_state(self, rank: int, plan: RecoveryPlan) -> Any:
         """Return the reference of a lost rank's own state, which its neighbour keeps; None if nobody does."""

@@ -80,6 +80,15 @@ class HandedOver:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class ReplicaCopy:
+    """The whole state of a replica: what all replicas hold alike, and what only this one has."""
+
+    handed: HandedOver
+    own: OwnState
+
+
+@final
 class ReplicaRecovery:
     """The copies that one replica keeps for a recovery, and its part in the recovery.
 

@@ -40,7 +40,8 @@ from raydist.mirroring.object_kinds import names_of, row_tables
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, ReplicaView, watch_gradient_readers
-from raydist.replicas.replica_recovery import HandedOver, ReplicaRecovery, ReplicaSeeds
+from raydist.replicas.own_state import OwnStateReader
+from raydist.replicas.replica_recovery import HandedOver, ReplicaCopy, ReplicaRecovery, ReplicaSeeds
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader
@@ -175,7 +176,9 @@ class ReplicaRunner:
             first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
         )
         self._recovery: ReplicaRecovery | None = None
-        if setup.failures is not None:
+        self._copied_s: float | None = None
+        self._awaits_update = False  # a backward pass has ended since the last optimizer step
+        if setup.failures is not None and not setup.by_copies:
             self._recovery = ReplicaRecovery(
                 self._mirror, self._device, self._seeds, self._policy, lambda: self._progress.num_calls, setup
             )
@@ -228,7 +231,7 @@ class ReplicaRunner:
             self._member.values, self._reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
         )
         self._peers.implementation = self._setup.backend
-        self._peers.recovers = self._recovery is not None
+        self._peers.recovers = self._setup.failures is not None
         self._calls.join(self._view, self._peers)
         self._failure = None
 
@@ -241,6 +244,7 @@ class ReplicaRunner:
     ) -> Any:
         if self._peers is None:
             return step(*args, **kwargs)
+        self._awaits_update = False
         if self._recovery is not None:
             step = self._recovery.rollback.noting(step)
         return self._peers.step_optimizer(optimizer, step, *args, **kwargs)
@@ -360,6 +364,7 @@ class ReplicaRunner:
         return result
 
     def _note_pass(self, found_gradients: bool) -> None:
+        self._awaits_update = True
         if self._recovery is not None:
             self._recovery.note_pass(found_gradients)
 
@@ -391,6 +396,29 @@ class ReplicaRunner:
         handed.load(self._mirror, self._policy)
         if handed.seed is not None:
             self._seeds.set(handed.seed, step) if is_new else self._seeds.note(handed.seed)
+        if self._recovery is not None:
+            self._recovery.start_from(step)
+
+    def copy_state(self) -> ReplicaCopy | None:
+        """Return a copy of this replica's state; None while gradients wait for an optimizer step."""
+        began, self._copied_s = time.perf_counter(), None
+        if self._awaits_update and self._mirror.optimizer_log.optimizers():
+            return None
+        handed = HandedOver.of(self._mirror, self._seeds, self._policy)
+        own = OwnStateReader(self._mirror, self._device).read(self._seeds.current)
+        self._copied_s = time.perf_counter() - began
+        return ReplicaCopy(handed, own)
+
+    def copy_seconds(self) -> float | None:
+        """Return the seconds that the last `copy_state` took; None if it made no copy."""
+        return self._copied_s
+
+    def load_copy(self, first: ReplicaCopy, mine: ReplicaCopy, step: int) -> None:
+        """Take over what the first replica's copy and this rank's copy hold; `step` is the next step."""
+        first.handed.load(self._mirror, self._policy)
+        mine.own.restore(self._mirror, self._device)
+        if mine.own.seed is not None:
+            self._seeds.note(mine.own.seed)
         if self._recovery is not None:
             self._recovery.start_from(step)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, final
 
@@ -54,6 +54,15 @@ class Dispatched:
     @property
     def number(self) -> int:
         return self.planned.header.step
+
+    def repeated(self) -> Dispatched:
+        """Return this step, whose results are known, as one that runs again: without its checkpoints."""
+        header = self.planned.header
+        if header.loop is None:
+            return self
+        return replace(
+            self, planned=replace(self.planned, header=replace(header, loop=replace(header.loop, is_repeated=True)))
+        )
 
 
 @final

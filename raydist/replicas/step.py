@@ -45,8 +45,10 @@ class ReplicaSetup:
     rules: StrategyHooks = field(default_factory=StrategyHooks)  # rules of the replica
     # the replica that reduces for all, and how; None if each replica reduces its part
     accumulation: RootReduction | None = None
-    # what the replica keeps for the case that another one is lost; None for nothing
-    failures: FailureOptions | None = None
+    failures: FailureOptions | None = None  # what happens when a replica is lost; None for an error
+    # all replicas go back to a copy of the whole state; else the replica keeps what it needs to go back one step
+    by_copies: bool = False
+    die_together: bool = False  # if one process is lost, all of them start again: those of a TPU slice
 
 
 def with_hosts(

@@ -176,7 +176,7 @@ class HostedStrategy(Strategy):
 
     def _open_input_side(self) -> InputSide:
         side = self._input_side()
-        return replace(side, opener=_OpenHost(side.opener, self._require_open))
+        return replace(side, opener=_OpenHost(side.opener, weakref.WeakMethod(self._require_open)))
 
     @final
     def _note_save(self, save: DispatchedSave) -> DispatchedSave:
@@ -236,14 +236,19 @@ def release_mirrored(
 @final
 @dataclass(frozen=True, slots=True)
 class _OpenHost:
-    """An opener of iterations that requires an open strategy: nothing would stop actors that are started later."""
+    """An opener of iterations that requires an open strategy: nothing would stop actors that are started later.
+
+    It does not keep the strategy alive, because batches of steps that may run again refer to it.
+    """
 
     host: EpochOpener
-    require_open: Callable[[str], None]
+    require_open: weakref.WeakMethod[Callable[[str], None]]
 
     def open(self, job: InputJob | MergedJob) -> PipelineLink:
         """Begin an iteration."""
-        self.require_open("read a distributed dataset")
+        require_open = self.require_open()
+        if require_open is not None:
+            require_open("read a distributed dataset")
         return self.host.open(job)
 
 

@@ -236,6 +236,7 @@ class CentralStorageStrategy(OneNodeStrategy):
         communication_options: Options for the exchange of gradients and values.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica; see `MirroredStrategy`.
+        failure_options: What happens when a replica is lost; see `MirroredStrategy`.
 
     Raises:
         InvalidArgumentError: An unknown device, two kinds at once, none, or the same twice; a GPU that no node has.

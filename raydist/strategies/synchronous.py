@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,11 +25,12 @@ from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.exception_utils import folded
-from raydist.core.nest import NOTHING
-from raydist.distributed_dataset import InputSide
+from raydist.core.nest import NOTHING, leaves_in
+from raydist.distributed_dataset import DistributedIterator, InputSide
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.messages import StepPayload
 from raydist.options import CommunicationOptions, FailureOptions, RunOptions, Timeouts
+from raydist.replicas.central_variables import CentralVariables
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
 from raydist.replicas.recovery import ReplicaFailure
@@ -91,18 +93,23 @@ class SynchronousStrategy(ResizableStrategy):
         return self._launch_plan
 
     def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:
-        # Replicas with other rules may differ, and the processes of a TPU slice live and die together.
-        alike = type(rules) is StrategyHooks and plan.per_process == 1 and len(plan.setups) > 1
+        known = type(rules) in (StrategyHooks, CentralVariables)  # replicas with other rules may differ
+        together = plan.tpu_slice is not None
+        # Is there no other replica that has the whole state?
+        by_copies = type(rules) is CentralVariables or len(plan.setups) == 1 or together
         recover = self._failure_options.recover
         if recover is None:
             recover = all(setup.device == "cpu" for setup in plan.setups)
-        failures = self._failure_options if alike and recover else None
+        failures = self._failure_options if known and recover else None
         if failures is not None and failures.spares and plan.setups[0].device != "cpu":
             raise InvalidArgumentError(
                 f"FailureOptions.spares must be 0 for replicas on {plan.setups[0].device}, got {failures.spares}: "
                 "a spare process would have no device. Leave it out: another process starts when one is lost."
             )
-        setups = tuple(replace(setup, rules=rules, failures=failures) for setup in plan.setups)
+        setups = tuple(
+            replace(setup, rules=rules, failures=failures, by_copies=by_copies, die_together=together)
+            for setup in plan.setups
+        )
         return replace(plan, setups=setups)
 
     @final
@@ -134,11 +141,17 @@ class SynchronousStrategy(ResizableStrategy):
             if self._launched is None:
                 launched = launch(self._plan(), self._timeouts, self._title)
                 launched.steps.on_results += [self._summaries.take_results, counting(self._metrics)]
-                launched.on_recovered = self._metrics.note_recovery
+                recovered = weakref.WeakMethod(self._note_recovery)  # the group must not keep the strategy
+                launched.on_recovered = lambda seconds: (note := recovered()) and note(seconds)
                 self._when_dropped.add(functools.partial(launched.close, gently=False))
                 self._prepare_growth()
                 self._launched = launched
             return self._launched
+
+    def _note_recovery(self, seconds: float) -> None:
+        self._metrics.note_recovery(seconds)
+        if self._loop is not None:
+            self._loop.begin_again()
 
     @final
     def _replicas(self) -> ReplicaGroup:
@@ -204,6 +217,9 @@ class SynchronousStrategy(ResizableStrategy):
         returns_none: bool,
     ) -> StepValues:
         group, injected = self._replicas(), {"strategy": self}
+        if group.copies is not None:
+            iterators = [leaf for leaf in leaves_in((args, named)) if isinstance(leaf, DistributedIterator)]
+            group.copies.before_step(iterators)
         loop = begin_loop((args, named), self._loop_replicas)
         with self._summaries.pickling(), contextlib.nullcontext() if loop is None else sending_managers():
             ship = functools.partial(self._mirror.prepare, fn, args, named, injected=injected)
@@ -234,6 +250,8 @@ class SynchronousStrategy(ResizableStrategy):
     def _ask_readers(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
         """Call a function with each replica's `ShardReader` after all dispatched steps; return the results."""
         self._require_open("restore")
+        if (copies := self._replicas().copies) is not None:
+            copies.forget()
         _, outcome = self._dispatch_beside(function, (RESTORES, *args), {"restores": RESTORES})
         return [result.leaf(0) for result in outcome.results()]
 

@@ -8,7 +8,7 @@ from typing import Any, final
 from raydist.cluster.nodes import connect
 from raydist.context.cluster_resolver import ClusterResolver
 from raydist.core.errors import InvalidArgumentError
-from raydist.options import Timeouts
+from raydist.options import FailureOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan, plan_slice
 from raydist.strategies.synchronous import SynchronousStrategy
 from raydist.tpu_slices.inventory import SliceShape, check_names, choose_shape
@@ -112,7 +112,8 @@ class TPUStrategy(SynchronousStrategy):
     training and collectives by torch_xla 2.9 itself on XLA's CPU device, with up to four devices in one process;
     several hosts with a fake torch_xla that exchanges files. libtpu, its discovery of hosts, the links between chips,
     `torch.compile` on chips, and every speed are untested. torch_xla has no sparse tensors: embeddings must be dense. A
-    strategy uses one whole slice: no part of one, and not several. The loss of a host ends the strategy.
+    strategy uses one whole slice: no part of one, and not several. The loss of a host ends the
+    strategy.
 
     Args:
         topology: "2x2x2", "4x4", ... Default: the topology of the cluster's TPU hosts, if they are of one kind.
@@ -121,6 +122,8 @@ class TPUStrategy(SynchronousStrategy):
             chips, topology and version must be the slice's.
         timeouts: The limit of every wait, in seconds. `start_s` covers the wait for a slice, and libtpu's start;
             `collective_s` must be longer than it takes to compile a step.
+        failure_options: What happens when the process of a host is lost. By default it is an error; with
+            `recover=True` all processes start again and continue from a copy of their state.
 
     Raises:
         InvalidArgumentError: Nothing has that topology or version, the resolver contradicts them; later: the cluster
@@ -152,9 +155,10 @@ class TPUStrategy(SynchronousStrategy):
         cluster_resolver: ClusterResolver | Any = None,
         *,
         timeouts: Timeouts | None = None,
+        failure_options: FailureOptions | None = None,
     ) -> None:
         self._request = TpuRequest.of(topology, accelerator_version, cluster_resolver)
-        super().__init__("tpu", timeouts)
+        super().__init__("tpu", timeouts, failure_options=failure_options)
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class Kill:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-Two = rd.MirroredStrategy | rd.MultiWorkerMirroredStrategy
+Two = rd.MirroredStrategy | rd.MultiWorkerMirroredStrategy | rd.CentralStorageStrategy
 
 
 @pytest.fixture

@@ -165,6 +165,42 @@ def test_a_host_that_is_killed_is_an_error_soon(tpu: rd.TPUStrategy) -> None:
     check_a_host_that_is_gone(tpu, signal.SIGKILL)
 
 
+@pytest.mark.ray
+@TWO_HOSTS
+@pytest.mark.long
+def test_all_hosts_start_again_after_one_is_killed(tpu_slices: None) -> None:
+    limits = rd.Timeouts(start_s=60, collective_s=10, step_s=60, close_s=5)
+    options = rd.FailureOptions(recover=True)
+
+    def train(kill_at: int) -> tuple[Any, list[float]]:
+        torch.manual_seed(0)
+        with rd.TPUStrategy(accelerator_version="v4", timeouts=limits, failure_options=options) as strategy:
+            with strategy.scope():
+                model = nn.Linear(4, 1)
+                optimizer = torch.optim.Adam(model.parameters())
+
+            def step(rows: torch.Tensor) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss: torch.Tensor = model(rows).square().mean()
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            losses = []
+            data = rd.Dataset.from_tensor_slices(torch.randn(80, 4)).batch(8)
+            for number, batch in enumerate(strategy.distribute_dataset(data)):
+                losses.append(float(strategy.reduce("MEAN", strategy.run(step, args=(batch,)), axis=None)))
+                if number == kill_at:
+                    os.kill(strategy.local_results(strategy.run(os.getpid))[-1], signal.SIGKILL)
+            assert len(strategy.failures()) == (kill_at >= 0)
+            return model.weight.detach().cpu().clone(), losses
+
+    weight, losses = train(kill_at=-1)
+    again, losses_again = train(kill_at=4)
+    torch.testing.assert_close(again, weight, rtol=1e-6, atol=1e-7)  # XLA's sums are not the same to the bit
+    assert losses_again == pytest.approx(losses, rel=1e-6)
+
+
 V4 = SliceShape.of("v4", "2x2x2")
 TWO = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a:1", "b:1"]}), num_accelerators={"TPU": 4})
 EIGHT = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a:1", "b:1"]}), num_accelerators={"TPU": 8})

@@ -247,6 +247,15 @@ class InputPipeline:
             self._pool_of_epoch[key] = pool
         producer.start()
 
+    def begin_again(self, key: str, job: InputJob, num_loans: int, is_abandoned: bool) -> None:
+        """Begin an epoch again, also one that has ended, for replicas that read it in `num_loans` loops."""
+        self.close(key, _PATIENCE_S)
+        self.open(key, job)
+        for _ in range(num_loans):
+            self.lend(key, 0)
+        if is_abandoned:
+            self._abandoned.add(key)
+
     def open_merged(self, key: str, job: MergedJob, links: Sequence[PipelineLink]) -> None:
         """Start an epoch that merges the epochs of several workers, given by `links`."""
         merged = self._epochs[key] = MergedEpoch(links, job)

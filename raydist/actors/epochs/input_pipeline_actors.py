@@ -116,6 +116,7 @@ class InputPipelineActors:
     def _ask(self, hosted: _PipelineActor, method: str, job: InputJob | MergedJob, *args: Any) -> PipelineLink:
         on_host = job.input_options.on_host
         link = PipelineLink(hosted.actor, hosted.title, uuid.uuid4().hex, self._timeouts, on_host=on_host)
+        link.job = job
         link.call(method, job, *args)
         return link
 

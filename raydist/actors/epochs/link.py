@@ -20,6 +20,7 @@ from raydist.core.fork_guard import OwningProcess
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.dynamic_sharding import InputSplit, Reader
+    from raydist.actors.epochs.job import InputJob, MergedJob
     from raydist.actors.epochs.served_epoch import QueueEntry
     from raydist.options import Timeouts
 
@@ -34,6 +35,9 @@ class PipelineLink:
         key: Key of the epoch.
         timeouts: Limits.
         on_host: Leave batches in the host's memory instead of moving them to the replica's device.
+
+    Attributes:
+        job: The job of the epoch; only on the driver that opened it.
     """
 
     def __init__(self, actor: Any, name: str, key: str, timeouts: Timeouts, *, on_host: bool = False) -> None:
@@ -42,6 +46,7 @@ class PipelineLink:
         self.key = key
         self.timeouts = timeouts
         self.on_host = on_host
+        self.job: InputJob | MergedJob | None = None
         self._process = OwningProcess("A distributed dataset with its batches")
         self._session = RaySession()
 

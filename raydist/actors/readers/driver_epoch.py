@@ -129,6 +129,36 @@ class DriverEpoch:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
+class EpochStart:
+    """The place at which replicas began to read an epoch.
+
+    Attributes:
+        link: Link to the epoch.
+        state: State of the input pipeline there.
+        iterator: The driver's iterator, while the program has it.
+    """
+
+    link: PipelineLink
+    state: IteratorState
+    iterator: weakref.ref[Any]
+
+    def begin_again(self, num_loops: int) -> None:
+        """Make the replicas begin here again, in loops that are sent again. They must not read meanwhile. Blocks.
+
+        Raises:
+            UnavailableError: The pipeline is gone, or the workers read separate parts.
+        """
+        job = self.link.job
+        if not isinstance(job, InputJob):
+            raise UnavailableError(
+                f"Replicas must read batches of input pipeline {self.link.name} again, but its workers read separate "
+                "parts, so they cannot."
+            )
+        self.link.call("begin_again", replace(job, state=self.state), num_loops, self.iterator() is None)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
 class EpochSource:
     """The opener and the job that make the batches of an epoch. Places are counted from the state of the job.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from raydist.actors.epochs.job import InputJob
 from raydist.actors.readers.batch_iterator import BatchIterator
-from raydist.actors.readers.driver_epoch import BatchLeaf, DrawnBatch, DriverEpoch, EpochOpener
+from raydist.actors.readers.driver_epoch import BatchLeaf, DrawnBatch, DriverEpoch, EpochOpener, EpochStart
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.core.errors import CancelledError, FailedPreconditionError, UnavailableError
 from raydist.core.exception_utils import folded, what_was_raised
@@ -189,6 +190,22 @@ class DistributedIterator(BatchIterator):
         if self._epoch.lent:
             self._drain()
             self._state = self._epoch.take_back()
+
+    def _reading(self) -> tuple[str | None, bool]:
+        """Return the key of the epoch, None before it begins; and True if the replicas read it at present."""
+        return self._epoch.link.key if self._epoch.is_open else None, self._epoch.lent
+
+    def _start(self) -> EpochStart | None:
+        """Return the present place, at which the replicas will begin to read; None at the end.
+
+        Blocks until dispatched steps end that may read batches.
+        """
+        with self._lock:
+            if self._last is not None or self._closed:
+                return None
+            self._open()
+            state = self.state_dict()
+            return EpochStart(self._epoch.link, state, weakref.ref(self))
 
     def _finish(self, place: ReadPlace) -> None:
         """Stop the epoch; the data of earlier batches stays in the object store."""
