@@ -22,11 +22,13 @@ from ray.util.metrics import Counter, Gauge
 
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservations import bundle_options
-from raydist.actors.supervision import RemoteFailure, kill_actors, title_of_this_actor, wait_for_all
+from raydist.actors.supervision import RemoteFailure, first_line, kill_actors, title_of_this_actor, wait_for_all
 from raydist.actors.version_check import Software, installed_software, require_same_software
+from raydist.cluster.nodes import living_nodes
 from raydist.cluster.ray_session import RaySession
 from raydist.cluster.reservation import Reservation
 from raydist.collectives.tensors import flat_bytes
+from raydist.core.errors import FailedPreconditionError
 from raydist.parameter_servers.connection import (
     PendingAnswer,
     RequestDispatcher,
@@ -305,14 +307,21 @@ class ServerActors:
         limit_s: float,
     ) -> None:
         self._session = RaySession()
+        self._reservation = reservation
         self._name = name
+        self._limit_s = limit_s
+        self._launch = functools.partial(_launch, reservation, resources, threads=num_workers + _SPARE_THREADS)
+        self._num_restarts = 0
+        self._made: tuple[Callable[..., RequestHandler], tuple[Any, ...]] | None = None
+        self._handles = [self._launch(number, f"{name}-server-{number}") for number in range(len(nodes))]
+        self._connect(nodes)
+
+    def _connect(self, nodes: Sequence[str]) -> None:
         self.names = tuple(
-            f"parameter server {number} of {name}{node and f' on {node}'}" for number, node in enumerate(nodes)
+            f"parameter server {number} of {self._name}{node and f' on {node}'}" for number, node in enumerate(nodes)
         )
-        launch = functools.partial(_launch, reservation, resources, threads=num_workers + _SPARE_THREADS)
-        self._handles = [launch(number, f"{name}-server-{number}") for number in range(len(nodes))]
         self._connections = tuple(
-            RayConnection(handle, title, limit_s) for handle, title in zip(self._handles, self.names, strict=True)
+            RayConnection(handle, title, self._limit_s) for handle, title in zip(self._handles, self.names, strict=True)
         )
 
     def start(self, make_server: Callable[..., RequestHandler], *args: Any, within_s: float) -> list[int]:
@@ -328,22 +337,60 @@ class ServerActors:
             FailedPreconditionError: A server's process runs other versions than this process.
             DeadlineExceededError: The servers were not ready after `within_s`.
         """
+        self._made = make_server, args
+        return self._start(make_server, args, within_s, "Timeouts.start_s")
+
+    def _start(
+        self, make_server: Callable[..., RequestHandler], args: tuple[Any, ...], within_s: float, limit: str
+    ) -> list[int]:
         deadline = time.monotonic() + within_s
-        found = self._await_start([handle.about.remote() for handle in self._handles], within_s)
+        found = self._await_start([handle.about.remote() for handle in self._handles], within_s, limit)
         require_same_software(installed_software(), found, self.names)
         refs = [
             handle.start.remote(title, self._name, make_server, number, *args)
             for number, (handle, title) in enumerate(zip(self._handles, self.names, strict=True))
         ]
-        return self._await_start(refs, max(deadline - time.monotonic(), 0.0))
+        return self._await_start(refs, max(deadline - time.monotonic(), 0.0), limit)
 
-    def _await_start(self, refs: Sequence[Any], within_s: float) -> list[Any]:
+    def restart(self, within_s: float) -> None:
+        """Kill all servers, and start others in their bundles, as `start` did. Blocks until they are ready.
+
+        Raises:
+            FailedPreconditionError: The servers were killed by `kill`.
+            Exception: See `start`.
+        """
+        self._session.require(f"The strategy {self._name}")
+        if not self._handles or self._made is None:
+            raise FailedPreconditionError(f"{self._name} must be open to start its servers again, it was closed.")
+        kill_actors(self._handles)
+        self._num_restarts += 1
+        again = f"again-{self._num_restarts}"
+        self._handles = [self._launch(n, f"{self._name}-server-{n}-{again}") for n in range(len(self._handles))]
+        self._start(*self._made, within_s, "FailureOptions.replace_s")
+        hosts = [self._reservation.present_host(number) for number in range(len(self._handles))]
+        nodes = {node.node_id: node.title for node in living_nodes()}
+        self._connect([nodes.get(host, "") for host in hosts])
+
+    def lost(self, within_s: float) -> list[str]:
+        """Return a sentence about each server whose process is gone. Blocks for up to `within_s` seconds."""
+        asked = [handle.about.remote() for handle in self._handles]
+        ready = set(ray.wait(asked, num_returns=len(asked), timeout=within_s)[0]) if asked else set()
+        found = []
+        for name, ref in zip(self.names, asked, strict=True):
+            try:
+                if ref in ready:
+                    ray.get(ref, timeout=0)
+            except RayActorError as error:
+                found.append(f"{name} is gone: {first_line(error).rstrip('.')}")
+        return found
+
+    def _await_start(self, refs: Sequence[Any], within_s: float, limit: str) -> list[Any]:
         return wait_for_all(
             refs,
             self.names,
             timeout_s=within_s,
             doing="starting parameter servers",
-            limit="Timeouts.start_s",
+            limit=limit,
             on_error=lambda: None,
         )
 

@@ -183,6 +183,23 @@ class BegunRestore:
     shard: PreparedShard  # differences by name, for the objects that servers restore
     # options of the parameter groups, by name of the optimizer
     options: Mapping[str, OptionGroups] = field(default_factory=dict)
+    handles: frozenset[int] = frozenset()  # variables, tables and optimizers that servers restore
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HandledRestore:
+    """A restore of objects that the driver names by their handles."""
+
+    request: RestoreRequest  # the restore
+    # by name, the handle of each object; for rows of tables, of the module with the tables
+    handles: Mapping[str, int | None]
+    rows: frozenset[str]  # names of the objects that are rows of tables
+
+    def objects(self, get: Callable[[int], Any]) -> dict[str, Any]:
+        """Return the objects by name; `get` returns the object of a handle, or None."""
+        found = {name: get(handle) for name, handle in self.handles.items() if handle is not None}
+        return {name: SavedRows(obj) if name in self.rows else obj for name, obj in found.items() if obj is not None}
 
 
 @final
@@ -213,7 +230,8 @@ class PsRestores:
         if on_servers:
             asks = {server: Ask(BeginRestore(commands.of(server))) for server in range(self._placed.client.num_servers)}
             self._placed.client.exchange(asks)
-        return BegunRestore(PreparedShard({name: differences[name] for name in on_servers}), commands.options)
+        found = PreparedShard({name: differences[name] for name in on_servers})
+        return BegunRestore(found, commands.options, frozenset(commands.handles))
 
 
 def _differences(
@@ -247,11 +265,13 @@ class RestoreCommands:
 
     Attributes:
         options: See `BegunRestore`.
+        handles: See `BegunRestore`.
     """
 
     def __init__(self, request: RestoreRequest, modules: Mapping[str, nn.Module], placed: PlacedVariables) -> None:
         self._request, self._modules, self._placed = request, modules, placed
         self.options: dict[str, OptionGroups] = {}
+        self.handles: set[int] = set()
         self._tables: list[StoredTable] = []
         self._slices: dict[int, tuple[int, StoredSlice]] = {}  # by slice number: the server and the slice
         self._optimizer_states: list[tuple[int, StoredOptimizerState]] = []
@@ -300,6 +320,7 @@ class RestoreCommands:
     ) -> Iterator[tuple[PsSlice, StoredOptimizerState]]:
         """Yield each slice of a saved parameter, with its optimizer state. Other parameters keep their state."""
         handle = self._placed.handle_of(optimizer)
+        self.handles.add(handle)
         group_of = {parameter: group for group in groups for parameter in group["params"]}
         for parameter, parts in self._placed.places(parameters).items():
             if parameter not in group_of:
@@ -333,6 +354,7 @@ class RestoreCommands:
     def add_rows(self, name: str, tables: Mapping[str, int]) -> None:
         """Add the rows of embedding tables, given by path and handle."""
         saved = self._request.saved[name]
+        self.handles.update(tables.values())
         self._tables += [StoredTable(handle, saved, path) for path, handle in tables.items()]
 
     def add_values(self, name: str, places: Sequence[tuple[str, Sequence[PsSlice]]]) -> None:
@@ -344,6 +366,7 @@ class RestoreCommands:
         self._verified.append(saved)
         for key, parts in places:
             for part in parts:
+                self.handles.add(part.handle)
                 self._slices[part.number] = part.server, StoredSlice(part.number, saved, key, part.begin)
 
     def add_states(self, name: str, states: Iterable[tuple[PsSlice, StoredOptimizerState]]) -> None:

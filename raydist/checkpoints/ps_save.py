@@ -8,6 +8,7 @@ command. A server copies its slices between two requests, and writes them in a t
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -30,6 +31,7 @@ from raydist.checkpoints.tensor_file import (
     plan_parts,
     write_tensor_file,
 )
+from raydist.core.errors import UnavailableError
 from raydist.parameter_servers.client import Ask, PlacedVariables
 from raydist.parameter_servers.optimizers import state_bytes_per_byte
 from raydist.parameter_servers.requests import BeginSave
@@ -151,18 +153,21 @@ def _places(places: Mapping[str, Sequence[PsSlice]]) -> Iterable[tuple[SlicePlac
             yield SlicePlace(key, part.number, rows), part
 
 
+_TOKENS = 16  # saves to know, more than are written at a time
+
+
 @final
 class ServerWriter(ServerSaver):
     """The saves of one server."""
 
     def __init__(self) -> None:
         self._reports = SaveReports()
-        self._last = ""
+        self._begun: deque[str] = deque(maxlen=_TOKENS)
 
     def begin(self, command: SaveCommand, tensors: Sequence[torch.Tensor], held: ServerState) -> None:
-        if command.token == self._last:  # the worker that asked has died, and another one asks: nothing has changed
+        if command.token in self._begun:  # the worker that asked has died, and another one asks: nothing has changed
             return
-        self._last = command.token
+        self._begun.append(command.token)
         try:
             copied = _Copied(command, tensors, held)
         except Exception as error:
@@ -172,6 +177,10 @@ class ServerWriter(ServerSaver):
 
     def report(self, token: str) -> Shard | PortableError | None:
         found = self._reports.of(token)
+        if found is None and token not in self._begun:
+            return pack_error(
+                UnavailableError("A server of this save was replaced before it had written its part. Save again.")
+            )
         return pack_error(found) if isinstance(found, Exception) else found
 
     def close(self, within_s: float) -> None:

@@ -369,7 +369,7 @@ def restore_objects(
     modules = {name: obj for name, obj in objects.items() if isinstance(obj, nn.Module)}
     aliases = aliases_of(wanted)
     once = {name: obj for name, obj in wanted.items() if name not in aliases}
-    names = {name: _saved_name(obj, objects, checkpoint) for name, obj in once.items()}
+    names = {name: saved_name(obj, objects, checkpoint) for name, obj in once.items()}
     saved = {name: each for name, each in names.items() if each is not None}
     remote = ShardedRestore.of(once, modules, checkpoint, restorers)
     prepared = {} if remote is None else remote.prepare(checkpoint, saved, strict)
@@ -400,7 +400,7 @@ def restore_objects(
     )
 
 
-def _saved_name(obj: Any, objects: Mapping[str, Any], checkpoint: SavedCheckpoint) -> str | None:
+def saved_name(obj: Any, objects: Mapping[str, Any], checkpoint: SavedCheckpoint) -> str | None:
     """Return the name of an object under which the checkpoint has its state; None if there is none."""
     return next((each for each in objects if objects[each] is obj and each in checkpoint.manifest.objects), None)
 

@@ -148,6 +148,10 @@ class RunDirectory:
         """Return the paths of the newest checkpoints, at most `max_to_keep`, oldest first."""
         return [self.path_of(each) for each in self.retention.newest(self._all())]
 
+    def last(self) -> KeptCheckpoint | None:
+        """Return the complete checkpoint that was saved last, or None."""
+        return next(reversed(self._all()), None)
+
     def best(self) -> str | None:
         """Return the path of the best checkpoint, or None."""
         best = None if self.retention.best is None else self.retention.best.of(self._all())

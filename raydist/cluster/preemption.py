@@ -340,6 +340,7 @@ pass_boundary = _BOUNDARIES.pass_boundary  # costs 40 ns if no watcher is regist
 pass_draw = _BOUNDARIES.pass_draw
 note_draws = _BOUNDARIES.note_draws
 step_watchers = _BOUNDARIES.step_watchers
+registered_watchers = _BOUNDARIES._watchers  # also of runs whose draws are no boundaries
 ignore_draws = _BOUNDARIES.ignore_draws
 boundary_number = _BOUNDARIES.boundary_number
 is_preempted = _BOUNDARIES.is_preempted

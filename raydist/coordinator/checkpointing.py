@@ -143,7 +143,7 @@ class PsRestorer:
             differences, self._options = begun.shard.differences, begun.options
             if not differences or any(refused(found, request.strict) for found in differences.values()):
                 return [begun.shard]
-            return _joined(begun.shard, self._await(request.token))
+            return _joined(begun.shard, await_restored(self._servers(), request.token, self._limit_s))
         except BaseException:
             self._forget()
             raise
@@ -166,24 +166,6 @@ class PsRestorer:
             raise told.restore()
         begun: BegunRestore = told
         return begun
-
-    def _await(self, token: str) -> Sequence[PreparedShard]:
-        end, pause_s = time.monotonic() + self._limit_s, _SHORTEST_S
-        while True:
-            answers = self._servers().restored(token)
-            errors = [each.restore() for each in answers if isinstance(each, PortableError)]
-            if errors:
-                raise root_cause(errors)
-            shards = [each for each in answers if isinstance(each, PreparedShard)]
-            if len(shards) == len(answers):
-                return shards
-            if time.monotonic() > end:
-                raise DeadlineExceededError(
-                    f"A checkpoint must be read within {self._limit_s:g} s, but {len(answers) - len(shards)} of "
-                    f"{len(answers)} parameter servers have not. Raise Timeouts.step_s."
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_S)
 
     def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
         """Implement `ShardRestorer.commit`. The driver's copies are stale afterwards and are fetched when read."""
@@ -208,6 +190,26 @@ class PsRestorer:
     def discard(self) -> None:
         """Implement `ShardRestorer.discard`."""
         self._servers().discard_restore()
+
+
+def await_restored(servers: PsServers, token: str, limit_s: float) -> Sequence[PreparedShard]:
+    """Return the report of each server once all have read their parts, within `limit_s` (`Timeouts.step_s`)."""
+    end, pause_s = time.monotonic() + limit_s, _SHORTEST_S
+    while True:
+        answers = servers.restored(token)
+        errors = [each.restore() for each in answers if isinstance(each, PortableError)]
+        if errors:
+            raise root_cause(errors)
+        shards = [each for each in answers if isinstance(each, PreparedShard)]
+        if len(shards) == len(answers):
+            return shards
+        if time.monotonic() > end:
+            raise DeadlineExceededError(
+                f"A checkpoint must be read within {limit_s:g} s, but {len(answers) - len(shards)} of "
+                f"{len(answers)} parameter servers have not. Raise Timeouts.step_s."
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_S)
 
 
 def _joined(own: PreparedShard, shards: Sequence[PreparedShard]) -> list[PreparedShard]:

@@ -55,6 +55,9 @@ class ClosureQueue:
     def __init__(self, max_clocks: int | None = None) -> None:
         self.error: Exception | None = None  # the first error that was not raised in the program yet
         self.epoch = 0  # number of errors that were raised in the program
+        self.lost_server: Exception | None = None  # the error of a dead server; nothing is sent until `resume`
+        self.num_resumed = 0  # number of calls of `resume`
+        self._interrupted: list[Closure] = []  # closures that raised the error of a dead server, and wait again
         self._max_clocks = max_clocks
         self._clocks: dict[int, int] = {}
         self._next_number = 0
@@ -137,10 +140,13 @@ class ClosureQueue:
         return closure
 
     def put_back(self, worker: int, closures: Sequence[Closure]) -> None:
-        """Return closures that a worker was not sent to the head of the queue."""
-        for closure in reversed(closures):
+        """Requeue closures that a worker was not sent, or has not done."""
+        for closure in closures:
             self._running[worker].remove(closure)
-            self._waiting.appendleft(closure)
+        self._wait_again(closures)
+
+    def _wait_again(self, closures: Iterable[Closure]) -> None:
+        self._waiting = deque(sorted((*closures, *self._waiting), key=lambda each: each.number))
 
     def succeed(self, worker: int, closure: Closure, result: StepResult) -> None:
         """Record the result of a closure."""
@@ -153,8 +159,14 @@ class ClosureQueue:
         closure.error = error
         self.fail_all(error)
 
-    def cancel(self, worker: int, closure: Closure) -> None:
+    def skip(self, worker: int, closure: Closure) -> None:
         """Record that a worker skipped a closure because an earlier one raised."""
+        if self.error is None and self.lost_server is not None:  # it raised the error of a server that is replaced
+            self.put_back(worker, [closure])
+        else:
+            self._cancel(worker, closure)
+
+    def _cancel(self, worker: int, closure: Closure) -> None:
         self._end(worker, closure)
         closure.error = self._cancelled(closure)
 
@@ -175,18 +187,23 @@ class ClosureQueue:
         cancelled.__cause__ = self.error
         return cancelled
 
-    def lost(self, worker: int, error: Exception) -> None:
-        """Requeue a dead worker's closures at the head, in order. A closure in which many workers died fails."""
+    def requeue(self, worker: int) -> Sequence[Closure]:
+        """Requeue a worker's closures; return them. What waits is in the order in which it was scheduled."""
         orphans = self._running.pop(worker, deque())
         self._clocks.pop(worker, None)
-        if orphans:
-            orphans[0].deaths += 1
         if self.error is not None:  # the program is about to get the error: nothing begins until then
             self._drop(orphans)
-            return
-        self._waiting.extendleft(reversed(orphans))
+            return ()
+        self._wait_again(orphans)
+        return orphans
+
+    def lost(self, worker: int, error: Exception) -> None:
+        """Requeue a dead worker's closures. A closure in which many workers died fails."""
+        orphans = self.requeue(worker)
+        if orphans:
+            orphans[0].deaths += 1
         if orphans and orphans[0].deaths >= _MOST_DEATHS:
-            self._waiting.popleft()
+            self._waiting.remove(orphans[0])
             self._forget(orphans[0])
             orphans[0].error = _deadly(orphans[0], error)
             self.fail_all(orphans[0].error)
@@ -195,6 +212,38 @@ class ClosureQueue:
         for closure in closures:
             self._forget(closure)
             closure.error = self._cancelled(closure)
+
+    def interrupt(self, error: Exception, worker: int = 0, closures: Sequence[Closure] = ()) -> None:
+        """Send nothing more until `resume` or `give_up`, because a server is gone.
+
+        Args:
+            error: The error that names the server.
+            worker: The worker that has `closures`.
+            closures: Closures that wait again: the first one raised the error, and the others were skipped.
+        """
+        self.lost_server = self.lost_server or error
+        if self.error is not None:  # as in `requeue`
+            for closure in closures:
+                self._cancel(worker, closure)
+        elif closures:
+            self.put_back(worker, closures)
+            self._interrupted.append(closures[0])
+
+    def resume(self) -> None:
+        """Send closures again, because all servers are there again."""
+        self.lost_server = None
+        self._interrupted.clear()
+        self.num_resumed += 1
+
+    def give_up(self, error: Exception) -> None:
+        """End the closures that were interrupted with `error`, and cancel those that wait."""
+        for closure in self._interrupted:
+            if not closure.ended:
+                self._waiting.remove(closure)
+                self._forget(closure)
+                closure.error = error
+        self.resume()
+        self.fail_all(error)
 
     def give_up_from(self, boundary: int, error: Exception) -> list[Closure]:
         """Withdraw closures scheduled at this boundary or later, behind all that have begun or run alone."""

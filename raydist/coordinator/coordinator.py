@@ -6,18 +6,20 @@ they ask for. The coordinator knows nothing of datasets, and of variables only t
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, cast, final
 
 from raydist.cluster.preemption import is_preempted
 from raydist.coordinator.closures import Closure, ClosureQueue
-from raydist.coordinator.interfaces import ServerSide, WorkerConnections
+from raydist.coordinator.interfaces import RecoversServers, ServerSide, WorkerConnections
 from raydist.coordinator.scheduler import ClosureCondition, Scheduler, WorkerCalls
 from raydist.coordinator.worker_pool import PayloadLog, WorkerPool
-from raydist.core.errors import CancelledError, FailedPreconditionError
+from raydist.core.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, UnavailableError
 from raydist.core.exception_utils import what_was_raised
 from raydist.core.fork_guard import OwningProcess
 from raydist.core.nest import unflatten
@@ -63,6 +65,7 @@ class Coordinator:
         self._calls = WorkerCalls(workers, self._pool, self._scheduler, self._queue, self._condition)
         self._dropped: list[int] = []  # handles that servers may still have
         self._thread: threading.Thread | None = None
+        self._recovery: RecoversServers | None = None
         self._process = OwningProcess("A strategy with its variables and results")
 
     # Methods for the program's threads.
@@ -73,6 +76,12 @@ class Coordinator:
             self._pool.start()
             self._thread = threading.Thread(target=self._serve, name="raydist-coordinator", daemon=True)
             self._thread.start()
+
+    def recover_servers(self, recovery: RecoversServers) -> None:
+        """Let `recovery` replace servers that die, in the coordinator's thread, while no closure is sent."""
+        with self._changed:
+            self._recovery = recovery
+            self._pool.is_server_loss = recovery.is_loss
 
     def when_lost(self, callback: Callable[[int, int, Mapping[str, int]], None]) -> None:
         """Call `callback` at each death of a worker; see `WorkerPool.on_lost`."""
@@ -191,6 +200,8 @@ class Coordinator:
     def join(self, timeout_s: float | None = None) -> None:
         """Block until all closures have ended; apply incomplete synchronous steps. Raises the first closure error."""
         self._process.require("used")
+        if threading.current_thread() is self._thread:
+            raise FailedPreconditionError("raydist bug: the coordinator's thread must not wait for closures.")
         with self._changed:
             self._condition.wait_until(lambda: not self._queue.num_open, "the closures that were scheduled", timeout_s)
             self._warn()
@@ -198,9 +209,19 @@ class Coordinator:
             started = bool(self._pool.ready())
             dropped, self._dropped = self._dropped, []
         if started:
-            self._servers.finish()
+            self.ask_servers(self._servers.finish)
         if dropped:  # closures that begin later come after the drop in the log: no worker asks for these objects
-            self._servers.drop(dropped)
+            self.ask_servers(functools.partial(self._servers.drop, dropped))
+
+    def ask_servers(self, do: Callable[[], _T]) -> _T:
+        """Return `do()`, which asks the servers. If a server is lost meanwhile, repeat it once all are there again."""
+        while True:
+            began = self._queue.num_resumed
+            try:
+                return do()
+            except UnavailableError as error:
+                if not self._calls.await_servers(error, began):
+                    raise
 
     def done(self) -> bool:
         """Return True if all closures have ended; raise their first error."""
@@ -276,11 +297,63 @@ class Coordinator:
                 self._changed.notify_all()
             if self._condition.is_closed:
                 return False
-            if not self._pool.is_busy:
+            lost, recovery = self._queue.lost_server, self._recovery
+            if not self._pool.is_busy and lost is None:
                 self._changed.wait()
                 return True
-        self._workers.await_news(_SLICE_S)
+        if lost is not None and recovery is not None:
+            self._recover(lost, recovery)
+        else:
+            self._workers.await_news(_SLICE_S)
         return True
+
+    def _recover(self, lost: Exception, recovery: RecoversServers) -> None:
+        failure: Exception | None = None
+        versions: tuple[int, ...] = ()
+        try:
+            versions = recovery.recover(lost, self)
+        except Exception as error:
+            failure = error
+        with self._changed:
+            if failure is None:
+                self._queue.resume()
+                self._scheduler.seen = versions
+            else:
+                self._queue.give_up(failure)
+            self._scheduler.num_ended += 1  # the program's threads wait anew for closures
+            self._changed.notify_all()
+
+    def stop_workers(self) -> None:
+        """Call `WorkerPool.stop_all`. For a recovery of servers, as the methods below."""
+        with self._changed:
+            self._condition.require_open()
+            self._pool.stop_all()
+
+    def start_workers(self) -> None:
+        """Call `WorkerPool.begin_all`."""
+        with self._changed:
+            self._pool.begin_all()
+
+    def ask_any(self, method: str, *args: Any, within_s: float) -> Any:
+        """Call a method of a worker's runner with the rest of the log; if it dies, of another one. Blocks."""
+        end = time.monotonic() + within_s
+        asked, generation = None, 0
+        while time.monotonic() < end:
+            with self._changed:
+                self._pool.take_in()
+                self._condition.require_open()
+                self._calls.require_workers()
+                if asked is None or self._pool.generation_of(asked.worker) != generation:
+                    asked = None
+                    for worker in self._pool.ready()[:1]:
+                        generation = self._pool.generation_of(worker)
+                        asked = self._scheduler.call(worker, method, self._scheduler.due(worker), *args)
+                elif asked.done and asked.error is None:
+                    return asked.value
+                elif asked.done and asked.error is not None and not self._calls.is_dead(asked.error, asked.worker):
+                    raise asked.error
+            self._workers.await_news(_SLICE_S)
+        raise DeadlineExceededError(f"A worker must start again and do {method} within {within_s:g} s, and none did.")
 
 
 def _unpacked(result: StepResult) -> Any:

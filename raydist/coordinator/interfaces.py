@@ -35,6 +35,16 @@ class WorkerConnections(Protocol):
         """Block until an answer has come, `announce` was called, or `within_s` has passed."""
 
 
+class RecoversServers(Protocol):
+    """Replaces dead servers: see `coordinator.server_recovery.ServerRecovery`."""
+
+    def is_loss(self, error: Exception) -> bool:
+        """Return True for the error of a dead server that is to be replaced. Does not block."""
+
+    def recover(self, error: Exception, coordinator: Any) -> tuple[int, ...]:
+        """Start servers and workers again with saved values; return the version of each server's values. Blocks."""
+
+
 class ServerSide(Protocol):
     """The driver's view of the parameter servers, where the variables live."""
 

@@ -49,6 +49,7 @@ class PsServers:
         timeout_s: float,
     ) -> None:
         self._setups = tuple(setups)
+        self._servers = servers
         self._connections = servers.connections
         self._consistency = consistency
         self._partitioner = partitioner
@@ -59,6 +60,26 @@ class PsServers:
         self._placed: dict[int, list[PsSlice]] = {}
         self._client = ServerClient(self._connections, _DRIVER, timeout_s=timeout_s)
         self._client_lock = threading.Lock()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the servers: the `actor` of an UnavailableError is the name of a dead one."""
+        return self._servers.names
+
+    def lost(self, within_s: float) -> list[str]:
+        """Return a sentence about each server that is gone. Blocks for up to `within_s` seconds."""
+        return self._servers.lost(within_s)
+
+    def restart(self, within_s: float) -> None:
+        """Kill all servers, and start others, which hold nothing; only workers that start later reach them."""
+        self._servers.restart(within_s)
+        with self._client_lock:
+            self._connections = self._servers.connections
+            self._client = ServerClient(self._connections, _DRIVER, timeout_s=self._timeout_s)
+
+    def kill(self) -> None:
+        """Kill all servers. Every request is an UnavailableError afterwards."""
+        self._servers.kill()
 
     def setup_of(self, worker: int, generation: int) -> ReplicaSetup:
         rules = PsVariables(

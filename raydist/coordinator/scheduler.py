@@ -102,7 +102,7 @@ class Scheduler:
 
     def send(self) -> None:
         """Send waiting closures to free workers."""
-        while self._queue.num_waiting and self._queue.error is None:
+        while self._queue.num_waiting and self._queue.error is None and self._queue.lost_server is None:
             free = self._freest()
             if free is None or not self._queue.may_begin:
                 return
@@ -166,18 +166,25 @@ class Scheduler:
         worker.drawn.update(answer.drawn)
         self.last_to_answer = worker.number
         self._learn(closures, answer)
-        for closure, ended in zip(closures, answer.results, strict=True):
+        for place, (closure, ended) in enumerate(zip(closures, answer.results, strict=True)):
             if ended.result is not None:
                 self._queue.succeed(worker.number, closure, ended.result.without_summaries())
                 for callback in () if closure.alone else self.on_result:
                     callback((ended.result,))
             elif ended.error is not None:
-                self._queue.fail(worker.number, closure, ended.error.restore())
+                error = ended.error.restore()
+                if self.pool.is_server_loss(error):
+                    self._queue.interrupt(error, worker.number, closures[place:])
+                    return
+                self._queue.fail(worker.number, closure, error)
             else:
-                self._queue.cancel(worker.number, closure)
+                self._queue.skip(worker.number, closure)
 
     def _fail(self, worker: WorkerRecord, closures: Sequence[Closure], error: Exception) -> None:
         worker.objects.forget()
+        if self.pool.is_server_loss(error):
+            self._queue.interrupt(error, worker.number, closures)
+            return
         for closure in closures:
             self._queue.fail(worker.number, closure, error)
 
@@ -267,6 +274,8 @@ class WorkerCalls:
     def ask(self, worker: int, method: str, *args: Any) -> Any:
         """Call a method of one worker's runner after all messages sent before; return its result or raise its error."""
         with self._condition.changed:
+            if self._queue.lost_server is not None:  # all workers start again
+                raise UnavailableError(f"{self._workers.names[worker]} is gone.", actor=self._workers.names[worker])
             asked = self._scheduler.call(worker, method, *args)
             self._condition.changed.notify_all()
             generation = self._pool.generation_of(worker)
@@ -291,10 +300,15 @@ class WorkerCalls:
 
     def read_all(self, method: str, *args: Any) -> list[Any]:
         """Call `ask_after_log` on every living worker."""
-        with self._condition.changed:
-            self._await_ready()
-            workers = self._pool.ready()
-        return [self.ask_after_log(worker, method, *args) for worker in workers]
+        while True:
+            with self._condition.changed:
+                self._await_ready()
+                workers, began = self._pool.ready(), self._queue.num_resumed
+            try:
+                return [self.ask_after_log(worker, method, *args) for worker in workers]
+            except UnavailableError as error:
+                if not self.await_servers(error, began):
+                    raise
 
     def _read_from(self, worker: int, method: str, *args: Any) -> Any:
         reader = worker, self._pool.generation_of(worker)
@@ -308,12 +322,36 @@ class WorkerCalls:
         while True:
             with self._condition.changed:
                 self._await_ready()
-                worker = self._choose_reader()
+                worker, began = self._choose_reader(), self._queue.num_resumed
             try:
                 return worker, do(worker)
             except UnavailableError as error:
-                if not self._is_dead(error, worker):
+                if not self.is_dead(error, worker) and not self.await_servers(error, began):
                     raise
+
+    def await_servers(self, error: UnavailableError, began: int) -> bool:
+        """Return False if `error` is not of a lost server. Otherwise wait until all servers are there again.
+
+        Raises the error of a recovery that failed.
+
+        Args:
+            began: `ClosureQueue.num_resumed` before the operation that raised `error`.
+        """
+        with self._condition.changed:
+            was_restarted = self._queue.lost_server is not None or self._queue.num_resumed != began
+            if not self._pool.is_server_loss(error) and not was_restarted:
+                return False
+            if not was_restarted:
+                self._queue.interrupt(error)
+                self._condition.changed.notify_all()
+                self._workers.announce()
+            self._condition.wait_until(
+                lambda: self._queue.lost_server is None or self._condition.is_closed, "servers that start again"
+            )
+            self._condition.require_open()
+            if (failure := self._queue.take_error()) is not None:
+                raise what_was_raised(failure)
+            return True
 
     def _choose_reader(self) -> int:
         """Prefer the last reader, then the worker that last ran closures: it has what a step leaves behind."""
@@ -322,7 +360,10 @@ class WorkerCalls:
         return next((worker for worker in wanted if worker is not None and worker in ready), ready[0])
 
     def _await_ready(self) -> None:
-        self._condition.wait_until(lambda: bool(self._pool.ready()) or self._pool.all_gone, "a worker that has started")
+        self._condition.wait_until(
+            lambda: (bool(self._pool.ready()) and self._queue.lost_server is None) or self._pool.all_gone,
+            "a worker that has started",
+        )
         self._condition.require_open()
         self.require_workers()
 
@@ -335,7 +376,8 @@ class WorkerCalls:
     def _is_over(self, asked: WorkerCall, worker: int, generation: int) -> bool:
         # Not before the death of a worker was handled: the next call would go to the same one.
         gone = self._pool.generation_of(worker) != generation or worker not in self._pool.ready()
-        return gone or (asked.done and not self._is_dead(asked.error, worker)) or self._condition.is_closed
+        return gone or (asked.done and not self.is_dead(asked.error, worker)) or self._condition.is_closed
 
-    def _is_dead(self, error: Exception | None, worker: int) -> bool:
+    def is_dead(self, error: Exception | None, worker: int) -> bool:
+        """Return True for the error of a worker that has died."""
         return isinstance(error, UnavailableError) and error.actor == self._workers.names[worker]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class WorkerPool:
         # Called at each death with the worker, its generation, and the number of batches that its ended closures used
         # in this generation, by iterator name. Must not raise or block.
         self.on_lost: list[Callable[[int, int, Mapping[str, int]], None]] = []
+        # Returns True for the error of a dead server that is to be replaced.
+        self.is_server_loss: Callable[[Exception], bool] = lambda error: False
         self._workers = workers
         self._servers = servers
         self._queue = queue
@@ -63,6 +66,26 @@ class WorkerPool:
         """Start every worker without waiting for it."""
         for worker in self.members:
             self._begin(worker)
+
+    def stop_all(self) -> None:
+        """Kill all workers, requeue their closures, and launch other processes, which `begin_all` makes workers.
+
+        Nothing counts as the death of a worker.
+        """
+        for worker in self._living():
+            self._tell_lost(worker)
+            self._queue.requeue(worker.number)
+            worker.generation += 1
+            worker.state, worker.starts, worker.deadline = WorkerState.STARTING, 0, math.inf
+            self._workers.replace(worker.number)
+
+    def begin_all(self) -> None:
+        """Start the workers in the processes that `stop_all` has launched, without waiting for them."""
+        for worker in self._living():
+            self._begin(worker)
+
+    def _living(self) -> list[WorkerRecord]:
+        return [worker for worker in self.members if worker.state is not WorkerState.GONE]
 
     def finish(self) -> None:
         """Make the servers apply incomplete synchronous steps."""
@@ -196,9 +219,11 @@ class WorkerPool:
         try:
             self._servers.fence(worker.number, worker.generation)
         except Exception as failure:  # the servers have failed: no worker can go on
-            self._queue.fail_all(failure)
-        for callback in self.on_lost:
-            callback(worker.number, worker.generation, _since(worker.drawn, worker.drawn_before))
+            if self.is_server_loss(failure):
+                self._queue.interrupt(failure)
+            else:
+                self._queue.fail_all(failure)
+        self._tell_lost(worker)
         self._queue.lost(worker.number, error)
         if worker.starts >= _MOST_STARTS:
             self._give_up(worker, self._too_often(worker, error))
@@ -209,6 +234,10 @@ class WorkerPool:
             self._begin(worker)
         except Exception as failure:
             self._give_up(worker, failure)
+
+    def _tell_lost(self, worker: WorkerRecord) -> None:
+        for callback in self.on_lost:
+            callback(worker.number, worker.generation, _since(worker.drawn, worker.drawn_before))
 
     def _too_often(self, worker: WorkerRecord, error: UnavailableError) -> UnavailableError:
         return UnavailableError(

@@ -41,6 +41,9 @@ _READ_SEVERAL = {
 """Attributes of modules and optimizers by which a program reads more than one tensor."""
 
 
+_HELD_S = 0.2
+
+
 @final
 class MirrorDriver:
     """The mirrored objects of one strategy.
@@ -197,6 +200,16 @@ class MirrorDriver:
                 self._pending = None
             for part in (self._variables, self._control, self._states):
                 part.expire()
+
+    def expire(self) -> None:
+        """Mark the driver's values as stale, from another thread than the program's, which may be fetching values."""
+        held = self._lock.acquire(timeout=_HELD_S)  # a longer wait is one for this thread
+        try:
+            for part in (self._variables, self._control, self._states):
+                part.expire()
+        finally:
+            if held:
+                self._lock.release()
 
     def _mark_sent(self, payload: StepPayload) -> None:
         new, attributes = self._found

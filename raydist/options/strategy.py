@@ -211,6 +211,8 @@ class Elastic:
 class FailureOptions:
     """Options for lost replicas of a synchronous strategy: replicas that die, or do not answer.
 
+    For the lost servers of `ParameterServerStrategy`, `recover`, `max_failures`, `within_s` and `replace_s` apply.
+
     With `recover`, another process takes the place of a lost replica or input pipeline. The surviving replicas hold the
     same parameters and optimizer states, so the new replica takes over theirs, and the unfinished step runs again. With
     one replica, under CentralStorageStrategy, and in loops inside the replicas, all replicas go back to a copy of their

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
@@ -23,11 +24,12 @@ from raydist.coordinator.coordinator import Coordinator, WorkersLink
 from raydist.coordinator.launch import Launched, PsPlan, PsRequest, launch_ps, plan_ps
 from raydist.coordinator.per_worker import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, fetched
+from raydist.coordinator.server_recovery import ServerRecovery
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.exception_utils import folded
 from raydist.distributed_dataset import InputSide, ReplicaCount
 from raydist.mirroring.driver import MirrorDriver
-from raydist.options import RunOptions, Timeouts
+from raydist.options import FailureOptions, RunOptions, Timeouts
 from raydist.parameter_servers.consistency import Consistency, require_consistency
 from raydist.parameter_servers.slices import VariablePartitioner
 from raydist.replicas.runner import ReplicaRunner
@@ -138,8 +140,9 @@ class ParameterServerStrategy(HostedStrategy):
     on the driver waits for all scheduled closures.
 
     When a worker dies, others run its closures, and each update is applied once; meanwhile the worker is restarted. A
-    batch that was an argument is the same batch then. When a server dies, its variables are lost: `UnavailableError`
-    says so, and training must restart from a checkpoint.
+    batch that was an argument is the same batch then. When a server dies, all servers and workers start again with the
+    values of the last checkpoint, if an `rd.CheckpointManager` that saves all variables and optimizers is watching;
+    otherwise the loss is an `UnavailableError`, and training must restart from a checkpoint.
 
     Learning rates and training flags that the driver changes reach each worker before closures that are scheduled
     later. A step's writes to plain attributes, to the states of metrics and to schedulers stay on its worker; metrics
@@ -161,6 +164,8 @@ class ParameterServerStrategy(HostedStrategy):
         resources_per_server: Ray resources of one server, e.g. {"CPU": 2, "memory": 8e9}. Default: 1 CPU.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one worker, e.g. {"CPU": 2}. Default: a GPU each, or 1 CPU each.
+        failure_options: What happens when a server dies. `recover=False` makes it an `UnavailableError`. Of the others,
+            only `max_failures`, `within_s` and `replace_s` apply.
 
     Raises:
         InvalidArgumentError: No worker or no server, a partitioner that is not a function, an unknown consistency; a
@@ -207,8 +212,10 @@ class ParameterServerStrategy(HostedStrategy):
         *,
         timeouts: Timeouts | None = None,
         resources_per_replica: Mapping[str, float] | None = None,
+        failure_options: FailureOptions | None = None,
     ) -> None:
         super().__init__("parameter-server", timeouts)
+        self._failure_options = failure_options or FailureOptions()
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise InvalidArgumentError(
                 "variable_partitioner must be a function of (shape, dtype), such as rd.MinSizePartitioner(), or None, "
@@ -281,6 +288,10 @@ class ParameterServerStrategy(HostedStrategy):
         return self._resolver
 
     def _watch(self, launched: Launched) -> None:
+        if self._failure_options.recover is not False:
+            mirror, told = weakref.ref(self._mirror), self._metrics.note_recovery
+            recovery = ServerRecovery(launched.side, mirror, self._failure_options, self._timeouts, told)
+            launched.coordinator.recover_servers(recovery)
         launched.coordinator.when_done(self._summaries.take_results)
         launched.coordinator.when_done(counting(self._metrics))
 
@@ -402,7 +413,7 @@ class ParameterServerStrategy(HostedStrategy):
             self._scheduler.num_steps,
             sum(found for found, _ in counts),
             sum(skipped for _, skipped in counts),
-            servers=tuple(launched.side.statistics()),
+            servers=tuple(launched.coordinator.ask_servers(launched.side.statistics)),
         )
 
     def __enter__(self) -> ParameterServerStrategy:

@@ -50,6 +50,8 @@ class NoVariables(WorkerRules):
 
     def follow(self, variables: VariablesView, plan: Any) -> None: ...
 
+    def restore_servers(self, variables: VariablesView, order: Any) -> None: ...
+
     def before_read(self, variables: VariablesView, *, states: bool) -> None: ...
 
 
@@ -147,6 +149,7 @@ class ThreadPort:
         return about, self._ask(worker, "starting", start)
 
     def replace(self, worker: int) -> None:
+        self.kill(worker)
         self.num_replaced += 1
         self.threads[worker] = _Thread(f"{self.names[worker]} again")
         self.open[worker] = []

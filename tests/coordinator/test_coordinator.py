@@ -169,6 +169,50 @@ def test_closures_are_done_once_whichever_workers_die() -> None:
         assert side.fenced & {(0, 0), (1, 0)}
 
 
+class Restarts:
+    """A `RecoversServers` whose servers have nothing: only the workers start again."""
+
+    def is_loss(self, error: Exception) -> bool:
+        return isinstance(error, rd.UnavailableError) and error.actor == "server 0"
+
+    def recover(self, error: Exception, coordinator: Any) -> tuple[int, ...]:
+        coordinator.ask_any("follow", within_s=20)  # the worker has answered all that it was sent
+        coordinator.stop_workers()
+        coordinator.start_workers()
+        return ()
+
+
+def pickled_loss(gate: threading.Event) -> Callable[[], str]:
+    """A function that waits for `gate`, and then raises that a server is gone, the first time that it runs."""
+    wait, number = pickled_wait(gate), id(gate)
+
+    def lose() -> str:
+        from tests.coordinator.test_coordinator import _GATES
+
+        waited = wait()
+        if _GATES.pop(number + 1, None):
+            raise rd.UnavailableError("server 0 is gone.", actor="server 0")
+        return waited
+
+    _GATES[number + 1] = gate
+    return lose
+
+
+def test_what_a_worker_has_skipped_after_the_loss_of_a_server_runs_again() -> None:
+    gate = threading.Event()
+    with coordinated(1) as (coordinator, port, side):
+        coordinator.recover_servers(Restarts())
+        coordinator.read("ping")  # the worker has started
+        losing = scheduled(coordinator, pickled_loss(gate))
+        behind = [scheduled(coordinator, lambda n: n, n) for n in range(5)]
+        assert len(port.messages) == 2, "the worker has a message that it will skip"
+        gate.set()
+        coordinator.join()
+        assert [coordinator.value_of(each) for each in (losing, *behind)] == ["waited", *range(5)]
+        assert [number for number, _ in side.begun] == [0, *range(6)], "in order"
+        assert port.num_replaced == 1
+
+
 def test_who_is_to_end_waits_only_for_what_has_begun(tmp_path: Path) -> None:
     gate = threading.Event()
     manager = rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 1)

@@ -123,6 +123,14 @@ class PsOptimizers:
             asks[server] = Ask(AddOptimizer(handle, kind, groups))
         self._client.exchange(asks)
 
+    def tell_again(self) -> None:
+        """Give all optimizers to servers that have started again."""
+        told = self.everyone()
+        self._told.clear()
+        self._seen_members.clear()
+        for optimizer in told:
+            self.tell(optimizer)
+
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Record that another worker has given the servers the optimizer."""
         if not self.is_told(optimizer):

@@ -14,10 +14,11 @@ from typing import Any, Literal, final, get_args
 
 import torch
 
-from raydist.checkpoints.ps_restore import PsRestores
+from raydist.checkpoints.ps_restore import HandledRestore, PsRestores
 from raydist.checkpoints.ps_save import PsSaves
+from raydist.checkpoints.restore import describe_differences
 from raydist.compat.torch_internals import disable_compiler
-from raydist.core.errors import InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.client import PlacedVariables, PsRows, ServerClient
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
@@ -159,6 +160,31 @@ class PsModel:
         variables.take_loaded_states()
         for optimizer in variables.optimizers():
             self.optimizers.follow(optimizer)
+
+    def create_again(self) -> None:
+        """Create everything on servers that have started again, with this worker's values for the present."""
+        self.slices.create(list(self.slices.table))
+        self.slices.discard()
+        for handle, weight in self._known.tensors():
+            if handle in self._tables:
+                self.rows.create(weight, ())
+        self.optimizers.tell_again()
+
+    def restore_all(self, order: HandledRestore) -> None:
+        """Make every server begin to read its part of a checkpoint, which must have all that the servers hold."""
+        objects = order.objects(self._known.get)
+        modules = {name: obj for name, obj in objects.items() if isinstance(obj, torch.nn.Module)}
+        begun = PsRestores(self.placed).begin(order.request, objects, modules)
+        differences = [each for several in begun.shard.differences.values() for each in several]
+        if differences:
+            raise FailedPreconditionError(f"of the checkpoint, {describe_differences(differences)}")
+        left = {id(buffer) for module in modules.values() for buffer in module.buffers()}  # those that are not saved
+        names = names_of_variables(self._known.objects())
+        tensors = [(handle, obj) for handle, obj in self._known.tensors() if obj.numel() and id(obj) not in left]
+        optimizers = [(self._known.handle_of(each), each) for each in self.optimizers.everyone()]
+        for handle, obj in [*tensors, *optimizers]:
+            if handle not in begun.handles:
+                raise FailedPreconditionError(f"the checkpoint lacks {names.get(id(obj), type(obj).__name__)}")
 
     def _adopt(self, slices: Sequence[PsSlice]) -> list[int]:
         """Adopt variables that have slices now; return their handles."""
@@ -331,6 +357,11 @@ class PsVariables(WorkerRules):
 
     def follow(self, variables: VariablesView, plan: Sequence[PsSlice] | None) -> None:
         self._model.follow(variables, plan or ())
+
+    def restore_servers(self, variables: VariablesView, order: HandledRestore) -> None:
+        self._model.look(variables)
+        self._model.create_again()
+        self._model.restore_all(order)
 
     def before_read(self, variables: VariablesView, *, states: bool) -> None:
         self._model.look(variables)

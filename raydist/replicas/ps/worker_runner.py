@@ -81,6 +81,14 @@ class WorkerRules(StrategyHooks):
         """
 
     @abstractmethod
+    def restore_servers(self, variables: VariablesView, order: Any) -> None:
+        """Create all variables on servers that have started again, and make the servers begin to read a checkpoint.
+
+        Args:
+            order: The restore: a `HandledRestore`.
+        """
+
+    @abstractmethod
     def before_read(self, variables: VariablesView, *, states: bool) -> None:
         """Bring this worker's objects up to date before the driver reads them."""
 
@@ -237,6 +245,11 @@ class WorkerRunner:
         self._rules.follow(self._runner.variables, plan)
         self._unplaced = ()
         return tuple(self._rules.versions())
+
+    def restore_servers(self, entries: Sequence[bytes], order: Any) -> None:
+        """Follow `entries`, then call `WorkerRules.restore_servers`."""
+        self.follow(entries)
+        self._rules.restore_servers(self._runner.variables, order)
 
     def _drop_unplaced(self) -> None:
         if self._unplaced:
