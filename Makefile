@@ -24,7 +24,7 @@ HUB_PACKAGES := transformers peft datasets timm torchvision diffusers torch_geom
 TRANSFORMERS_4 := transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub test-trackers chaos lint bench steps asynchronous checkpoints scaling autotune summaries failures clean test-gpu test-gpu-multi
+.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub test-trackers chaos lint bench steps asynchronous checkpoints scaling autotune summaries failures sharded clean test-gpu test-gpu-multi
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -135,6 +135,9 @@ asynchronous: $(STAMP) $(PEERS_STAMP)  ## Measure parameter servers beside Tenso
 
 checkpoints: $(STAMP)  ## Measure what saving costs training, beside torch.save and async_save (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.checkpoints $(BENCH_ARGS)
+
+sharded: $(STAMP)  ## Measure memory and steps of divided models, beside FSDP2 under torchrun (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.sharded $(BENCH_ARGS)
 
 scaling: $(STAMP)  ## Measure 1 to 64 replicas on a simulated device, on one node and on four (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.scaling $(BENCH_ARGS)

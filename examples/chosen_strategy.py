@@ -13,6 +13,7 @@ STRATEGIES: dict[str, Callable[..., rd.Strategy]] = {
     "one_device": lambda replicas: rd.OneDeviceStrategy("cpu"),
     "mirrored": lambda replicas: rd.MirroredStrategy(replicas),
     "multi_worker": lambda replicas: rd.MultiWorkerMirroredStrategy(devices_per_worker=replicas),
+    "sharded": lambda replicas: rd.ShardedStrategy(replicas),
     "central_storage": lambda replicas: rd.CentralStorageStrategy(replicas),
     "parameter_server": lambda replicas, **options: rd.ParameterServerStrategy(replicas, 1, **options),
     "tpu": lambda replicas: rd.TPUStrategy(),

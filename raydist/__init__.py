@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from raydist.strategies.functions import get_global_step as get_global_step
     from raydist.strategies.functions import get_replica_context as get_replica_context
     from raydist.strategies.functions import get_strategy as get_strategy
+    from raydist.strategies.functions import materialize as materialize
     from raydist.strategies.hosted import close_all as close_all
     from raydist.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from raydist.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
     from raydist.strategies.one_node import OneNodeStrategy as OneNodeStrategy
     from raydist.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
     from raydist.strategies.profile_steps import profile_steps as profile_steps
+    from raydist.strategies.sharded import ShardedStrategy as ShardedStrategy
     from raydist.strategies.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from raydist.strategies.tpu import TPUStrategy as TPUStrategy
     from raydist.training.callbacks.callback import Callback as Callback
@@ -221,6 +223,7 @@ _MODULE_OF = {
     "RunOptions": "raydist.options",
     "ServerStats": "raydist.parameter_servers.requests",
     "ShardedEmbedding": "raydist.parameter_servers.sharded_embedding",
+    "ShardedStrategy": "raydist.strategies.sharded",
     "SidecarEvaluator": "raydist.training.sidecar_evaluator",
     "SimpleClusterResolver": "raydist.context.cluster_resolver",
     "SparseFeature": "raydist.pipelines.tf_example.features",
@@ -253,6 +256,7 @@ _MODULE_OF = {
     "get_global_step": "raydist.strategies.functions",
     "get_replica_context": "raydist.strategies.functions",
     "get_strategy": "raydist.strategies.functions",
+    "materialize": "raydist.strategies.functions",
     "has_strategy": "raydist.context.current",
     "image": "raydist",
     "in_cross_replica_context": "raydist.context.current",

@@ -13,7 +13,7 @@ import pytest
 import raydist as rd
 from tests.shared_scripts import EXAMPLES, Scripts
 
-PARTS = {"digits_common.py", "chosen_strategy.py", "click_data.py", "training_loop.py"}
+PARTS = {"digits_common.py", "chosen_strategy.py", "click_data.py", "training_loop.py", "transformer_common.py"}
 SCRIPTS = {path.name for path in EXAMPLES.glob("*.py")} - PARTS
 STRATEGIES = runpy.run_path(str(EXAMPLES / "chosen_strategy.py"))["STRATEGIES"]
 NO_CHOICE = {"Strategy", "OneNodeStrategy"}  # bases for strategies of one's own
@@ -91,10 +91,26 @@ def test_fit_and_a_loop_of_ones_own_run_on_replicas(scripts: Scripts) -> None:
 @pytest.mark.long
 def test_every_synchronous_strategy_trains_the_same_model(scripts: Scripts) -> None:
     """One program, one flag: on two replicas of one thread, all end with the same bits."""
-    names = sorted(STRATEGIES.keys() - {"one_device", "tpu", "parameter_server"})
+    names = sorted(STRATEGIES.keys() - {"one_device", "tpu", "parameter_server", "sharded"})
     outputs = [scripts.run("digits_fit.py", "--strategy", name, "--replicas", "2", "--smoke") for name in names]
     assert all(re.search(r"^\w+Strategy: ", output, flags=re.MULTILINE) for output in outputs)
     assert len({results_in(output) for output in outputs}) == 1, outputs
+
+
+def test_a_language_model_is_divided_among_replicas(tmp_path: Path, scripts: Scripts) -> None:
+    flags = ("--smoke", "--checkpoint", str(tmp_path))
+    output = scripts.run("transformer_sharded.py", *flags)
+    found = re.search(r"^epoch 1/1: (\d\.\d+) bits per character$", output, re.MULTILINE)
+    assert found, output
+    assert 5 < float(found[1]) < 7
+    assert len(list(tmp_path.glob("ckpt-*"))) == 1
+    script = tmp_path / "as_torchrun.py"
+    script.write_text(
+        f"import os, runpy, sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nsys.argv = ['twin', '--smoke']\n"
+        "os.environ |= {'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0'}\n"
+        f"runpy.run_path({str(EXAMPLES / 'transformer_torchrun.py')!r}, run_name='__main__')\n"
+    )
+    assert "bits per character" in scripts.run(script)
 
 
 def test_tables_and_text_on_parameter_servers(scripts: Scripts) -> None:

@@ -20,6 +20,7 @@ LAYERS = (
     {"summary"},
     {"pickling"},
     {"checkpoints"},
+    {"sharding"},
     {"mirroring"},
     {"replicas"},
     {"coordinator"},

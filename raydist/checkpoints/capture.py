@@ -19,6 +19,7 @@ from raydist.checkpoints.entries import pack_state
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject, named_files
 from raydist.checkpoints.tensor_file import NewFiles, TensorFile, write_tensors
 from raydist.core.errors import InvalidArgumentError
+from raydist.utils.sharded_tensors import is_sharded
 
 
 @final
@@ -66,6 +67,8 @@ def _on_cpu(value: torch.Tensor | np.ndarray[Any, Any], copy: bool) -> torch.Ten
     if isinstance(value, np.ndarray):
         plain = value.flags.writeable and value.flags.c_contiguous
         return torch.from_numpy(value if plain and not copy else value.copy())
+    if is_sharded(value):
+        return value.detach()  # gathered when it is copied
     if not copy and type(value) in (torch.Tensor, torch.nn.Parameter):
         return value.detach().resolve_conj().resolve_neg()
     return plain_copy(value)

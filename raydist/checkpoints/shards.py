@@ -21,6 +21,7 @@ from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.object_state import class_of_state, kind_of_state, state_of
 from raydist.checkpoints.tensor_file import MAX_PART_BYTES, NewFiles, TensorFile, plan_parts, write_tensor_file
 from raydist.core.errors import DeadlineExceededError
+from raydist.utils.sharded_tensors import whole
 
 UNDIVIDED_BYTES = 32 << 20  # one replica writes such an object faster than replicas can agree on more files
 
@@ -235,6 +236,8 @@ class MergedStates:
     def within(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return a state with merged buffers. Buffers in a state are detached, so they are found by their address."""
         values = {own.data_ptr(): value for own, value in self.buffers if own.numel()}
+        if not values:
+            return dict(tensors)
         found = {key: values.get(tensor.data_ptr(), tensor) for key, tensor in tensors.items()}
         return {key: found[key] if found[key].shape == each.shape else each for key, each in tensors.items()}
 
@@ -333,15 +336,15 @@ class ShardWriter:
             found = captured_object(name, kind, class_of_state(obj), state, copy=False)
             saved[name], tensors[name] = found.saved, merged.within(found.tensors)
         sizes = {name: {key: each.nbytes for key, each in found.items()} for name, found in tensors.items()}
-        mine = [
-            each
-            for each in plan_files(sizes, self._num_replicas, terms.whole, terms.small_bytes)
-            if each.rank == self._rank
-        ]
-        copied = self._staged.copy
-        return saved, [
-            (file, {key: copied(file.owner, key, tensors[file.owner][key]) for key in file.keys}) for file in mine
-        ]
+        mine = []
+        for file in plan_files(sizes, self._num_replicas, terms.whole, terms.small_bytes):
+            values = tensors[file.owner]
+            if file.rank == self._rank:
+                mine.append((file, {key: self._staged.copy(file.owner, key, whole(values[key])) for key in file.keys}))
+            else:  # all replicas take part in gathering a sharded tensor
+                for key in file.keys:
+                    whole(values[key])
+        return saved, mine
 
     def _random(self) -> tuple[bytes, ...]:
         states = [torch.get_rng_state()]

@@ -27,8 +27,8 @@ from torch._C._distributed_c10d import (
 from torch._compile import _disable_dynamo as disable_compiler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-# The base class of all batch normalisation. Without it `convert` skips layers that derive from it directly.
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+# Sees every operation. Without it each replica would draw the same numbers for its part of a sharded parameter.
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "BUFFERS",
@@ -43,6 +43,7 @@ __all__ = [
     "StorageWeakRef",
     "Store",
     "TCPStore",
+    "TorchDispatchMode",
     "buffer_table",
     "disable_compiler",
     "foreach_copy",
@@ -61,6 +62,9 @@ __all__ = [
     "set_timeout",
     "unmark_as_parameter",
 ]
+
+BatchNorm: Any = torch.nn.BatchNorm1d.__bases__[0]
+"""The base class of all batch normalisation. Without it `convert` skips layers that derive from it directly."""
 
 plain_tensors: Any = torch._C.DisableTorchFunctionSubclass
 """A context in which mirrored tensors act as plain ones. Without it each access would call the replicas again."""

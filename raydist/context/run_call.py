@@ -6,6 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.exception_utils import annotate, message_of
 from raydist.core.nest import leaves_in, map_structure
@@ -59,6 +61,9 @@ def _distributed_dataset() -> type:
     return DistributedDataset
 
 
+_NO_MEMORY = "can't allocate memory"  # torch's allocator for the CPU
+
+
 def add_hint(error: BaseException) -> None:
     """Add a note to an error of a step if raydist knows a fix that the message does not name.
 
@@ -73,4 +78,11 @@ def add_hint(error: BaseException) -> None:
             "raydist does not initialize torch.distributed: replicas have process groups of raydist. Use "
             "rd.get_replica_context().all_reduce or all_gather. raydist reduces gradients itself, so put no "
             "DistributedDataParallel around the model. A step that needs torch.distributed must initialize it.",
+        )
+    elif isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in message_of(error):
+        annotate(
+            error,
+            "The device has no memory left. If the model is too large for one device, rd.ShardedStrategy divides "
+            "parameters, gradients and optimizer states among replicas; smaller batches and activation checkpointing "
+            "(torch.utils.checkpoint) need less memory for activations.",
         )

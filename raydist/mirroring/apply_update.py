@@ -15,6 +15,7 @@ import torch
 
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks, detach_hooks
 from raydist.compat.torch_internals import buffer_table
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.aggregation import Aggregations, share_of
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.lazy_states import divide_states, restore_states, state_names
@@ -22,6 +23,7 @@ from raydist.mirroring.messages import StepPayload, Writes, overwrite
 from raydist.mirroring.object_kinds import capture_object, content_digest, patch_object
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, changed, seal
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
+from raydist.utils.sharded_tensors import SHARDED, is_sharded, laid_out
 
 
 @final
@@ -163,7 +165,8 @@ class UpdateApplier:
     """Applies payloads, in their order.
 
     `resolve` returns the object of a persistent id in a payload; `states_for_rank` returns this replica's states of a
-    metric from those that the driver sent to all replicas; `watch` is called with each new optimizer.
+    metric from those that the driver sent to all replicas; `watch` is called with each new optimizer; `lay_out` returns
+    new objects with sharded parameters in the place of whole ones.
 
     Attributes:
         num_gradients_set: Number of gradients that the driver has set or cleared so far.
@@ -178,6 +181,7 @@ class UpdateApplier:
         resolve: Callable[[PersistentId], Any],
         states_for_rank: Callable[[Any, tuple[dict[str, Any], dict[str, Any]]], dict[str, Any]],
         watch: Callable[[torch.optim.Optimizer], None],
+        lay_out: Callable[[Sequence[tuple[int, Any]]], Sequence[tuple[int, Any]]] = lambda items: items,
     ) -> None:
         self._table = table
         self._buffers = buffers
@@ -185,6 +189,7 @@ class UpdateApplier:
         self._resolve = resolve
         self._states_for_rank = states_for_rank
         self._watch = watch
+        self._lay_out = lay_out
         self._loaded_states: set[int] = set()
         self.num_gradients_set = 0
 
@@ -225,6 +230,7 @@ class UpdateApplier:
         gradients: Mapping[int, torch.Tensor],
     ) -> None:
         """Register objects under their handles, and the program's hooks and gradients on their parameters."""
+        items = self._lay_out(items)
         for handle, obj in items:
             self._table.add(handle, obj)
             if isinstance(obj, torch.optim.Optimizer):
@@ -232,6 +238,7 @@ class UpdateApplier:
         for handle, _ in items:
             self._buffers.note_places(handle)
         for handle, found in hooks:
+            _require_whole(self._table.object_of(handle))
             found.attach(self._table.object_of(handle))
         self.set_gradients(gradients)
 
@@ -244,17 +251,19 @@ class UpdateApplier:
         self.set_gradients(writes.gradients)
         for handle, (removed, added) in writes.hooks.items():
             detach_hooks(self._table.object_of(handle), removed)
+            _require_whole(self._table.object_of(handle))
             added.attach(self._table.object_of(handle))
         for handle, flag in writes.requires_grad.items():
             self._table.object_of(handle).requires_grad_(flag)
         for handle, changes in writes.control.items():
+            _require_no_hooks(self._table.object_of(handle), changes)
             patch_object(self._table.object_of(handle), changes)
             self._buffers.note_places(handle)
         for handle, state in writes.optimizer_states.items():
             self._loaded_states.add(handle)
             held = attributes(self._table.object_of(handle))["state"]
             held.clear()
-            held.update(state)
+            held.update({key: _laid_out_state(entries, key) for key, entries in state.items()})
         for handle, states in writes.metrics.items():
             metric = self._table.object_of(handle)
             restore_states(metric, self._states_for_rank(metric, states))
@@ -268,4 +277,31 @@ class UpdateApplier:
         self.num_gradients_set += len(gradients)
         for handle, gradient in gradients.items():
             parameter = self._table.object_of(handle)
-            parameter.grad = None if gradient is None else gradient.clone().to(parameter.device)
+            parameter.grad = None if gradient is None else laid_out(gradient.clone().to(parameter.device), parameter)
+
+
+def _laid_out_state(entries: Any, parameter: Any) -> Any:
+    """Return the state of one parameter in an optimizer, divided as the parameter."""
+    if not (is_sharded(parameter) and isinstance(entries, dict)):
+        return entries
+    return {key: laid_out(value, parameter) for key, value in entries.items()}
+
+
+def _require_no_hooks(obj: Any, changes: Mapping[AttributePath, Any]) -> None:
+    if (
+        isinstance(obj, torch.nn.Module)
+        and SHARDED in attributes(obj)
+        and any(str(path[0]).endswith("_hooks") for path in changes)
+    ):
+        raise FailedPreconditionError(
+            f"The hooks of a sharded module must be there before its first step, but the program has changed those of "
+            f"a {type(obj).__name__} after it."
+        )
+
+
+def _require_whole(parameter: torch.nn.Parameter) -> None:
+    if is_sharded(parameter):
+        raise FailedPreconditionError(
+            f"A hook on a parameter needs its whole gradient, which no replica has for a sharded parameter of shape "
+            f"{tuple(parameter.shape)}. Remove the hook, or change the gradients after backward()."
+        )

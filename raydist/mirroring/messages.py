@@ -20,6 +20,7 @@ from raydist.compat.torch_internals import plain_tensors
 from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import PerReplica
 from raydist.pickling.attribute_table import AttributePath
+from raydist.utils.sharded_tensors import is_sharded, share_of, whole
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -103,8 +104,12 @@ class TensorImage:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorImage:
-        """Return an image of the present values; it shares the memory of a contiguous CPU tensor."""
+        """Return an image of the present values; it shares the memory of a contiguous CPU tensor.
+
+        A collective of all replicas for a sharded tensor.
+        """
         with plain_tensors():
+            tensor = whole(tensor)
             held = tensor.detach().to("cpu")
             if held.layout is not torch.strided:
                 parts = tuple(TensorImage.of(part) for part in _parts(held))
@@ -178,6 +183,9 @@ def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
     The tensor gets new memory only if shape, dtype or layout differ, or it is sparse or expanded.
     """
     with torch.no_grad(), plain_tensors():
+        if is_sharded(tensor):
+            tensor.copy_(share_of(values, tensor))
+            return
         alike = tensor.shape == values.shape and tensor.dtype == values.dtype and tensor.layout is values.layout
         # An assignment to the `.data` of a CSR tensor has no effect.
         if alike and tensor.layout is not torch.sparse_coo and not _is_expanded(tensor):

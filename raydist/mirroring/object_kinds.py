@@ -31,6 +31,7 @@ from raydist.pickling.attribute_table import (
     snapshot_of,
 )
 from raydist.pickling.torch_objects import match_class
+from raydist.utils.sharded_tensors import is_sharded, own_of_sharding
 
 
 @final
@@ -89,7 +90,8 @@ def _skip(obj: Any) -> frozenset[str]:
     if is_metric(obj):
         return _METRIC_SKIP | frozenset(attributes(obj).get("_defaults", ()))
     # A compiled module only wraps the original module; its own state belongs to this process.
-    return frozenset(attributes(obj)) if "dynamo_ctx" in attributes(obj) else frozenset()
+    held = attributes(obj)
+    return frozenset(held) if "dynamo_ctx" in held else own_of_sharding(held)
 
 
 def capture_object(obj: Any, digest: Digest) -> AttributeTable:
@@ -222,7 +224,9 @@ def _has_torchs(cls: Any) -> bool:
 
 
 def trained_state(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of all mirrored objects. The order of `objects` is the same on every replica.
+    """Yield names and values of all mirrored objects, except of sharded parameters, which replicas hold parts of.
+
+    The order of `objects` is the same on every replica.
 
     >>> layer = torch.nn.Linear(1, 1, bias=False)
     >>> sgd = torch.optim.SGD(layer.parameters(), lr=0.5)
@@ -232,6 +236,8 @@ def trained_state(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     held = list(objects)
     names = _parameter_names(held)
     for obj in held:
+        if is_sharded(obj):
+            continue
         if isinstance(obj, torch.nn.Parameter):
             yield names.get(id(obj), "a parameter"), obj
         elif isinstance(obj, torch.optim.Optimizer):
@@ -278,7 +284,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer, names: dict[int, str]) ->
         for key in sorted(group.keys() - {"params"}):
             yield f"{kind}.param_groups[{number}].{key}", group[key]
         for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
+            state = {} if is_sharded(parameter) else optimizer.state.get(parameter, {})
             for key in sorted(state):
                 yield f"{kind}.state[{names.get(id(parameter), 'a parameter')}].{key}", state[key]
 

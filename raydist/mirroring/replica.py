@@ -33,6 +33,7 @@ from raydist.mirroring.replica_hooks import OptimizerLog, ParameterGuard, note_s
 from raydist.parameter_servers.local_rows import access_to
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
+from raydist.utils.sharded_tensors import is_sharded, whole
 
 _CPU = torch.device("cpu")
 _NO_ARGUMENTS = dumps(((), {}), lambda _: None)
@@ -77,7 +78,7 @@ class MirrorReplica(MirrorCalls):
     """The mirrored objects of one replica.
 
     `injected` has the objects by name that functions reference and every replica has by itself; for `carry_out` and
-    `on_cleared` see `note_steps`.
+    `on_cleared` see `note_steps`, for `lay_out` see `UpdateApplier`.
 
     Attributes:
         injected: The objects by name that functions reference; more may be added.
@@ -93,11 +94,13 @@ class MirrorReplica(MirrorCalls):
         injected: Mapping[str, Any] | None = None,
         carry_out: Callable[..., Any] | None = None,
         on_cleared: Callable[[torch.optim.Optimizer], None] = lambda _: None,
+        lay_out: Callable[[Sequence[tuple[int, Any]]], Sequence[tuple[int, Any]]] = lambda items: items,
     ) -> None:
         self.rank = rank
         self._world_size = world_size
         self._carry_out = carry_out
         self._on_cleared = on_cleared
+        self._lay_out = lay_out
         self._device = device
         self.injected = InjectedObjects(injected or {})
         self._parts: Sequence[Any] = ()
@@ -119,6 +122,7 @@ class MirrorReplica(MirrorCalls):
             resolve=self._resolve,
             states_for_rank=lambda metric, states: states_for_rank(metric, states, self.rank, self._world_size),
             watch=lambda optimizer: note_steps(optimizer, self.optimizer_log.note, self._carry_out, self._on_cleared),
+            lay_out=self._lay_out,
         )
 
     def apply(self, payload: StepPayload, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -217,10 +221,11 @@ class MirrorReplica(MirrorCalls):
         return [obj for _, obj in self._table.items()]
 
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
-        """Return all mirrored parameters, in an order that is the same on all replicas; one tuple until they change."""
+        """Return the parameters that replicas hold whole, in the same order on all; one tuple until they change."""
         if self._table.changes != self._parameters_at:
             self._parameters_at = self._table.changes
-            self._parameters = tuple(obj for obj in self.objects() if isinstance(obj, torch.nn.Parameter))
+            parameters = [obj for obj in self.objects() if isinstance(obj, torch.nn.Parameter)]
+            self._parameters = tuple(each for each in parameters if not is_sharded(each))
         return self._parameters
 
     def export_buffers(self) -> list[torch.Tensor]:
@@ -303,14 +308,22 @@ class MirrorReplica(MirrorCalls):
 
     def tensor_images(self, handles: Sequence[int]) -> dict[int, TensorImage]:
         self._buffers.settle()
-        return {handle: TensorImage.of(self._table.object_of(handle)) for handle in handles if self._table.has(handle)}
+        held = {handle: self._table.object_of(handle) for handle in handles if self._table.has(handle)}
+        found = {handle: TensorImage.of(each) for handle, each in held.items()}
+        # All replicas take part in reading sharded tensors, but the driver needs them once.
+        return {} if self.rank and any(map(is_sharded, held.values())) else found
 
     def collect_gradients(self) -> dict[int, TensorImage]:
         parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
-        return {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
+        found = {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
+        return {} if self.rank and any(is_sharded(obj) for _, obj in parameters) else found
 
     def collect_optimizer_state(self, handle: int) -> bytes:
-        return dumps(dict(attributes(self._table.object_of(handle))["state"]), self._identify)
+        state = dict(attributes(self._table.object_of(handle))["state"])
+        if not any(map(is_sharded, state)):
+            return dumps(state, self._identify)
+        found = {parameter: {key: whole(value) for key, value in held.items()} for parameter, held in state.items()}
+        return dumps({} if self.rank else found, self._identify)
 
     def collect_metrics(self) -> bytes:
         return dumps(self.hold_metrics(), self._identify)

@@ -13,6 +13,7 @@ from torch.nn.modules import module as torch_module
 from raydist.compat.torch_internals import disable_compiler, is_wrapped_step, mark_as_stepped, mark_as_wrapped_step
 from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.handles import ReplicaTable
+from raydist.utils.sharded_tensors import SHARDED
 
 
 @final
@@ -41,8 +42,8 @@ class ParameterGuard:
 
     def check(self, module: torch.nn.Module, name: str, value: Any) -> None:
         """Raise if this value must not be registered in the module under this name."""
-        if not self.is_on or value is None or not self._is_mirrored(module):
-            return
+        if not self.is_on or value is None or not self._is_mirrored(module) or SHARDED in vars(module):
+            return  # a sharded module registers parameters whenever it gathers them
         parameters = [value] if isinstance(value, torch.Tensor) else value.parameters()
         if not all(self._is_mirrored(parameter) for parameter in parameters):
             raise FailedPreconditionError(

@@ -24,6 +24,7 @@ from raydist.mirroring.objects import is_mirrored_class
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.parameter_servers.local_rows import spec_of
 from raydist.pickling.attribute_table import attributes
+from raydist.sharding.initial_values import INITIAL_VALUES
 
 _active: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("raydist_scope", default=None)
 
@@ -143,8 +144,10 @@ class ScopeCheck:
 
     def require(self, new: Sequence[Any]) -> None:
         """Raise unless all objects that no step has used before, outer modules first, were created under the scope."""
+        orders = [obj for obj in new if isinstance(obj, torch.nn.Module) and INITIAL_VALUES in attributes(obj)]
+        made_there = {id(each) for module in orders for each in (*module.parameters(), *module.buffers())}
         for obj in new:
-            if isinstance(obj, torch.Tensor):
+            if isinstance(obj, torch.Tensor) and id(obj) not in made_there:
                 self.require_device(obj, new)
             if isinstance(obj, torch.nn.Parameter):
                 self._require_parameter(obj, new)
@@ -164,6 +167,7 @@ class ScopeCheck:
         raise FailedPreconditionError(
             f"Variables must be where their strategy has them ({kinds}); {self._place(tensor, new)} was moved to "
             f"{device}. Leave out .to(device): each replica has the model, and gets its batches, on its own device."
+            + (" A module that was built on meta gets values by rd.materialize(module)." if tensor.is_meta else "")
         )
 
     def _require_parameter(self, parameter: torch.nn.Parameter, new: Sequence[Any]) -> None:

@@ -26,6 +26,7 @@ from raydist.compat.torch_internals import (
     plain_tensors,
     unmark_as_parameter,
 )
+from raydist.core.errors import FailedPreconditionError
 from raydist.utils.torch_modes import outside_inference_mode
 
 
@@ -119,6 +120,9 @@ class TensorOwner(Protocol):
     def want_all(self) -> None:
         """Prepare for a read of the values of several tensors."""
 
+    def values_of(self, record: TensorRecord) -> torch.Tensor:
+        """Return the present values of a tensor that has no memory on the driver, in memory of their own. Blocks."""
+
     def before_flags(self, record: TensorRecord) -> None:
         """Prepare for a read or write of `requires_grad`."""
 
@@ -146,6 +150,7 @@ class TensorRecord:
         handle: Handle of the tensor.
         owner: Keeps the tensor's values up to date.
         plain: Class of the tensor before it was mirrored.
+        is_elsewhere: True if the driver has no memory for the values: the tensor is on the device "meta".
         version: torch's version counter when the tensor last equalled the replicas' value.
         memory: Address, dtype and shape at that time: `p.data = x` replaces the memory.
         requires_grad: The flag that the replicas have.
@@ -156,7 +161,7 @@ class TensorRecord:
 
     __slots__ = (
         *("__weakref__", "_tensor", "fetched_at", "handle", "memory", "owner", "plain", "requires_grad", "synced"),
-        *("aliases", "version"),
+        *("aliases", "is_elsewhere", "version"),
     )
 
     def __init__(self, tensor: torch.Tensor, handle: int, owner: TensorOwner) -> None:
@@ -164,6 +169,7 @@ class TensorRecord:
         self.handle = handle
         self.owner = owner
         self.plain = type(tensor)
+        self.is_elsewhere = tensor.is_meta
         self.synced: torch.Tensor | None = None
         self.aliases = MemoryAliases()
         self.fetched_at = 0
@@ -281,7 +287,7 @@ _STATISTICS_WRITERS: frozenset[Any] = frozenset({
     torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm,
     torch.native_batch_norm, torch.batch_norm_update_stats,
 })  # fmt: skip
-_SET_DATA = _setter("data")
+_SET_DATA, _GET_DATA = _setter("data"), _getter("data")
 
 
 class MirroredTensor(torch.Tensor):
@@ -293,14 +299,14 @@ class MirroredTensor(torch.Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        records = [] if func in _NO_VALUES else list(_records((*args, *kwargs.values())))
-        if func in _OWNER_CALLS and record_of(args[0]).tensor is not args[0]:
-            records = []  # an alias has a gradient and flags of its own
+        records = _records_used(func, (*args, *kwargs.values()))
         before, after = _OWNER_CALLS.get(func, ("before_values", "after_use"))
         if len(records) > 1 and before == "before_values":
             records[0].owner.want_all()
         for record in records if before else ():
             getattr(record.owner, before)(record)
+        if before == "before_values" and any(record.is_elsewhere for record in records):
+            return _call_with_values(func, args, kwargs)
         with plain_tensors():
             earlier = _values_of(records) if func in _STATISTICS_WRITERS else []
             result = func(*args, **kwargs)
@@ -340,6 +346,30 @@ class MirroredTensor(torch.Tensor):
             shown = self.detach().requires_grad_(self.requires_grad) if self.is_leaf else self.detach()
             prefix = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
             return prefix + repr(shown)
+
+
+def _call_with_values(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function with values of tensors that the driver has no memory for: they are fetched for this call only."""
+    fetched: list[tuple[torch.Tensor, int]] = []
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(filled, value)) if type(value) in (list, tuple) else value
+        if not isinstance(value, MirroredTensor) or not record_of(value).is_elsewhere:
+            return value
+        record = record_of(value)
+        values = record.owner.values_of(record)
+        fetched.append((values, num_writes(values)))
+        return values
+
+    with plain_tensors():
+        result = func(*map(filled, args), **{name: filled(value) for name, value in kwargs.items()})
+    if any(num_writes(values) != before for values, before in fetched) or func in (_SET_DATA, _GET_DATA):
+        raise FailedPreconditionError(
+            'A parameter whose values only the replicas have (it was made on the device "meta") cannot be written to '
+            "on the driver, nor read by .data. Read .detach(); write in a step, or load a checkpoint."
+        )
+    return result
 
 
 def note_aliases(record: TensorRecord, result: Any) -> Any:
@@ -408,6 +438,13 @@ def _records(values: Iterable[Any]) -> Iterator[TensorRecord]:
             yield record_of(value)
         elif isinstance(value, list | tuple):
             yield from _records(value)
+
+
+def _records_used(func: Callable[..., Any], values: Sequence[Any]) -> list[TensorRecord]:
+    """Return the records of the mirrored tensors whose values, gradients or flags a function uses."""
+    if func in _NO_VALUES or (func in _OWNER_CALLS and record_of(values[0]).tensor is not values[0]):
+        return []  # an alias has a gradient and flags of its own
+    return list(_records(values))
 
 
 def _values_of(records: Iterable[TensorRecord]) -> list[tuple[TensorRecord, torch.Tensor, torch.Tensor]]:

@@ -87,13 +87,19 @@ class Variables:
 
     def before_values(self, record: TensorRecord) -> None:
         """Fetch the tensor alone if it is the first one read since the last step; the second read fetches all."""
-        if record.fetched_at == self._num_expired or record.handle not in self._records:
+        if record.fetched_at == self._num_expired or record.handle not in self._records or record.is_elsewhere:
             return
         if self._wanted_at == self._num_expired or self._num_bytes <= _SMALL_BYTES:
             self.refresh()
         else:
             self.want_all()
             self._fetch([record.handle])
+
+    @outside_inference_mode
+    def values_of(self, record: TensorRecord) -> torch.Tensor:
+        with self._lock:
+            images = self._link.call(0, MirrorCalls.tensor_images, [record.handle])
+        return images[record.handle].tensor()
 
     def before_flags(self, record: TensorRecord) -> None:
         self._refresh_flags()
@@ -137,7 +143,7 @@ class Variables:
             stale = {
                 handle: tensor
                 for handle, (record, tensor) in self._living(handles).items()
-                if record.fetched_at != began
+                if record.fetched_at != began and not record.is_elsewhere
             }
             if not stale:
                 return
@@ -196,8 +202,9 @@ class Variables:
         touched = self._living(sorted(self._touched))
         with self._storing:
             written = {handle: tensor for handle, (record, tensor) in touched.items() if record.is_written(tensor)}
-        for tensor in written.values():
-            self._scope_check.require_device(tensor)
+        for handle, tensor in written.items():
+            if not self._records[handle].is_elsewhere:
+                self._scope_check.require_device(tensor)
         if any(self._records[handle].fetched_at != self._num_expired for handle in written):
             self._fetch(written)  # the driver changed some elements only, by an alias from before the last step
         with plain_tensors():

@@ -205,6 +205,11 @@ class ReplicaGroup:
         return self._actors.holds(reservation)
 
     @property
+    def is_sharded(self) -> bool:
+        """True if each replica holds a part of the parameters."""
+        return self._setups[0].sharding is not None
+
+    @property
     def num_idle(self) -> int:
         """Number of reserved places that no replica uses, also on nodes that are gone."""
         return self._actors.num_idle

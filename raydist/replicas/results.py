@@ -21,6 +21,7 @@ from raydist.core.nest import LEAF, NOTHING, Structure, flatten, unflatten
 from raydist.core.values import Part, PerReplica
 from raydist.pickling.torch_objects import Packed, PendingTensor, begin_packing, by_fields
 from raydist.summary.record import Record
+from raydist.utils.sharded_tensors import whole
 
 
 @final
@@ -74,7 +75,7 @@ def _num_bytes(leaf: Any) -> int:
 
 
 def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries: tuple[Record, ...] = ()) -> StepResult:
-    """Convert the return value of a step for sending. Tensors are detached and copied to the CPU.
+    """Convert the return value of a step for sending. Tensors are detached and copied to the CPU, sharded ones whole.
 
     Does not wait for copies from a GPU: call `arrived` of the result before sending it.
     """
@@ -87,7 +88,7 @@ def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries:
 
 def _pack_leaf(leaf: Any, path: str) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return begin_packing(leaf)
+        return begin_packing(whole(leaf))
     if leaf is None or isinstance(leaf, int | float | bool | str | bytes | np.generic):
         return leaf
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:

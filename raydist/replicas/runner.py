@@ -47,6 +47,8 @@ from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
 from raydist.replicas.sync_peers import SyncPeers
+from raydist.sharding.initial_values import fill_new
+from raydist.sharding.sharded_modules import ShardedModules
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -157,6 +159,10 @@ class ReplicaRunner:
         self._failure: tuple[int, BaseException] | None = None  # a step that failed, and its error
         self._held_back: list[StepPayload] = []  # payloads of refused steps, which may come again
         self._refused: dict[int, PortableError] = {}  # why the last saves were refused, by their step
+        self._sharded = None
+        if setup.sharding is not None:
+            limit_s = setup.collective_timeout_s
+            self._sharded = ShardedModules(setup.sharding, setup.rank, setup.world_size, self._device, limit_s)
         self._mirror = MirrorReplica(
             setup.rank,
             world_size=setup.world_size,
@@ -164,6 +170,9 @@ class ReplicaRunner:
             injected={"strategy": self._view, "saves": self._saves, "restores": self._restores},
             carry_out=self._step_optimizer,
             on_cleared=self._note_cleared,
+            lay_out=functools.partial(fill_new, device=self._device)
+            if self._sharded is None
+            else self._sharded.lay_out,
         )
         self._member = GroupMember(setup, join_group, self._device)
         self._progress = self._member.progress
@@ -206,6 +215,8 @@ class ReplicaRunner:
             again: The driver sends the steps that were refused again.
         """
         self._member.join(membership)
+        if self._sharded is not None:
+            self._sharded.join(replace(membership, group=f"{membership.group}-sharded"))
         held_back, self._held_back = self._held_back, []
         for payload in () if again else held_back:  # the driver will not send it again
             self._mirror.take(payload)
@@ -231,6 +242,8 @@ class ReplicaRunner:
             self._member.values, self._reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
         )
         self._peers.implementation = self._setup.backend
+        if self._sharded is not None:
+            self._peers.on_weight = self._sharded.weigh
         self._peers.recovers = self._setup.failures is not None
         self._calls.join(self._view, self._peers)
         self._failure = None
@@ -324,6 +337,8 @@ class ReplicaRunner:
             self._failure = header.step, error
             self._note_refused(header)
             self._member.abort(self._member.generation)
+            if self._sharded is not None:
+                self._sharded.leave()
             add_hint(error)
             where = f" of {self._setup.host}" if self._setup.host else ""
             annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}){where}.")
@@ -481,3 +496,5 @@ class ReplicaRunner:
         if self._recovery is not None:
             self._recovery.close()
         self._member.close()
+        if self._sharded is not None:
+            self._sharded.leave()

@@ -20,6 +20,7 @@ from raydist.mirroring.messages import StepPayload
 from raydist.options import FailureOptions, RunOptions
 from raydist.pickling.torch_objects import by_fields
 from raydist.replicas.rules import StrategyHooks
+from raydist.sharding.units import ShardingPlan
 from raydist.summary.recording import SummaryOrder
 from raydist.utils.torch_modes import TorchModes
 
@@ -48,6 +49,7 @@ class ReplicaSetup:
     failures: FailureOptions | None = None  # what happens when a replica is lost; None for an error
     # all replicas go back to a copy of the whole state; else the replica keeps what it needs to go back one step
     by_copies: bool = False
+    sharding: ShardingPlan | None = None  # how modules are divided among replicas; None: each holds them whole
     die_together: bool = False  # if one process is lost, all of them start again: those of a TPU slice
 
 

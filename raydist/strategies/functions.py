@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from torch import nn
 
 from raydist.context.current import StepCounter, current, has_strategy, in_cross_replica_context
 from raydist.context.replica_context import ReplicaContext
 from raydist.context.strategy import Strategy
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.strategies.one_device import default_strategy
+from raydist.sharding.initial_values import INITIAL_VALUES, InitialValues, fill, is_on_meta
+from raydist.strategies.one_device import OneDeviceStrategy, default_strategy
 
 
 def get_strategy() -> Strategy:
@@ -35,6 +37,46 @@ def get_strategy() -> Strategy:
     if isinstance(holder, ReplicaContext):
         return holder.strategy
     return holder if isinstance(holder, Strategy) else default_strategy()
+
+
+def materialize(module: nn.Module, init: Callable[[nn.Module], object] | None = None, seed: int = 0) -> nn.Module:
+    """Give values to a module that was built on the device "meta": no process ever holds it whole, if it is sharded.
+
+    Under the scope of a strategy with replicas nothing happens yet: the replicas make the values when a step first uses
+    the module. The driver's parameters stay without memory; each read of one fetches its values anew. Without such a
+    strategy the module gets values at once, on the strategy's device.
+
+    Args:
+        module: A module without values, as a step will use it. Made under `torch.device("meta")`.
+        init: Called with the module once it has memory, to fill parameters and buffers in place, as with
+            `torch.nn.init`. None: `reset_parameters()` of each part is called, in the order of `modules()`, which gives
+            the values that building the module without "meta" gives after `torch.manual_seed(seed)`, if the order is
+            that of their construction and no parameters are shared.
+        seed: Seed of the random numbers; the generators of the program do not change.
+
+    Returns:
+        The module.
+
+    Raises:
+        FailedPreconditionError: (here, or at the first step) A part has no `reset_parameters()`, and there is no
+            `init`; the module has values.
+
+    Source: torchdistX's deferred initialisation; `to_empty` and `reset_parameters` as PyTorch's FSDP2 documents.
+
+    >>> with torch.device("meta"):
+    ...     layer = torch.nn.Linear(2, 2)
+    >>> rd.materialize(layer, seed=1).weight.shape
+    torch.Size([2, 2])
+    """
+    if not is_on_meta(module):
+        raise FailedPreconditionError(
+            f'materialize must be given a module on the device "meta", but {type(module).__name__} has values.'
+        )
+    vars(module)[INITIAL_VALUES] = InitialValues(init, seed)
+    strategy = get_strategy()
+    if isinstance(strategy, OneDeviceStrategy):
+        fill(module, torch.device(strategy.worker_devices[0].lower()))
+    return module
 
 
 def get_replica_context() -> ReplicaContext:

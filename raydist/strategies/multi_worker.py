@@ -142,67 +142,26 @@ def _title(worker: int, device: Device) -> str:
 _log = logging.getLogger("raydist")
 
 
-@final
-class MultiWorkerMirroredStrategy(SynchronousStrategy):
-    """Replica actors on the nodes of a Ray cluster, in lock step.
-
-    A worker is the group of replicas on one node. One program drives all workers: unlike in TensorFlow it runs once,
-    and the other nodes only need `ray start --address=...`. Every replica holds a copy of each variable of the scope;
-    gradients are all-reduced while backward still runs. Replicas are numbered worker by worker and start when the scope
-    is first entered; the constructor does not block.
-
-    Args:
-        num_workers: Number of workers. Default: one for each node with GPUs, or with CPUs if no node has a GPU. If
-            there are more workers than nodes, workers share nodes.
-        devices_per_worker: A count or names, as for MirroredStrategy. Default: all GPUs of a node, else one replica per
-            CPU core; if the nodes differ, the number of the smallest node.
-        communication_options: Options for the exchange of gradients and values.
-        failure_options: What happens when a replica is lost; see `MirroredStrategy`.
-        cluster_resolver: Names the workers' machines, which must be nodes of the Ray cluster; or a
-            `ray.train.ScalingConfig`, whose workers are replicas here. Default: the environment variable TF_CONFIG if
-            it is set, else all nodes of the Ray cluster.
-        timeouts: The limit of every wait, in seconds.
-        resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs, 1 CPU each on
-            CPUs. The replicas of a worker are reserved together, on one node.
-
-    Raises:
-        InvalidArgumentError: Fewer than one worker, an unknown device, two kinds at once, none, or the same twice; a
-            resolver that contradicts `num_workers`, or for which this process is not the first worker; (when the
-            replicas are first needed) a resolver with machines that are not nodes of the Ray cluster.
-        DeadlineExceededError: (at the scope) the cluster can't place the workers within `timeouts.start_s`.
-
-    Source: tf.distribute.MultiWorkerMirroredStrategy.
-
-    >>> strategy = MultiWorkerMirroredStrategy(num_workers=2, devices_per_worker=1)  # nothing is started yet
-    >>> strategy.close()
-
-    Example::
-
-        ray.init(address="auto")  # or RAY_ADDRESS=..., or `ray job submit`
-        with rd.MultiWorkerMirroredStrategy() as strategy:
-            with strategy.scope():
-                model = Net()
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for batch in strategy.distribute_dataset(dataset.batch(64)):
-                loss = strategy.run(train_step, args=(batch,))
-    """
+class WorkersStrategy(SynchronousStrategy):
+    """Base class of strategies with replica actors on the nodes of a Ray cluster; names begin with `kind`."""
 
     def __init__(
         self,
-        num_workers: int | None = None,
-        devices_per_worker: int | Sequence[Any] | Any = None,
-        communication_options: CommunicationOptions | None = None,
-        cluster_resolver: ClusterResolver | Any = None,
+        kind: str,
+        num_workers: int | None,
+        devices_per_worker: int | Sequence[Any] | Any,
+        communication_options: CommunicationOptions | None,
+        cluster_resolver: ClusterResolver | Any,
         *,
-        timeouts: Timeouts | None = None,
-        resources_per_replica: Mapping[str, float] | None = None,
-        failure_options: FailureOptions | None = None,
+        timeouts: Timeouts | None,
+        resources_per_replica: Mapping[str, float] | None,
+        failure_options: FailureOptions | None,
     ) -> None:
         if num_workers is not None and (isinstance(num_workers, bool) or num_workers < 1):
             raise InvalidArgumentError(f"num_workers must be None (one a node) or >= 1, got {num_workers!r}.")
         if devices_per_worker is not None:
             parse_devices(devices_per_worker, gpus_on_node=0)  # bad names fail here, before anything is started
-        super().__init__("multi-worker", timeouts, communication_options, failure_options)
+        super().__init__(kind, timeouts, communication_options, failure_options)
         self._request = WorkerRequest(num_workers, devices_per_worker, resources_per_replica)
         self._resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
         if isinstance(self._resolver, ClusterResolver):
@@ -274,3 +233,71 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         if plan.placement == "SPREAD" and request.placement is None:
             _log.warning("%d workers share nodes: fewer nodes than workers are large enough for one.", count)
         return plan
+
+
+@final
+class MultiWorkerMirroredStrategy(WorkersStrategy):
+    """Replica actors on the nodes of a Ray cluster, in lock step.
+
+    A worker is the group of replicas on one node. One program drives all workers: unlike in TensorFlow it runs once,
+    and the other nodes only need `ray start --address=...`. Every replica holds a copy of each variable of the scope;
+    gradients are all-reduced while backward still runs. Replicas are numbered worker by worker and start when the scope
+    is first entered; the constructor does not block.
+
+    Args:
+        num_workers: Number of workers. Default: one for each node with GPUs, or with CPUs if no node has a GPU. If
+            there are more workers than nodes, workers share nodes.
+        devices_per_worker: A count or names, as for MirroredStrategy. Default: all GPUs of a node, else one replica per
+            CPU core; if the nodes differ, the number of the smallest node.
+        communication_options: Options for the exchange of gradients and values.
+        failure_options: What happens when a replica is lost; see `MirroredStrategy`.
+        cluster_resolver: Names the workers' machines, which must be nodes of the Ray cluster; or a
+            `ray.train.ScalingConfig`, whose workers are replicas here. Default: the environment variable TF_CONFIG if
+            it is set, else all nodes of the Ray cluster.
+        timeouts: The limit of every wait, in seconds.
+        resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs, 1 CPU each on
+            CPUs. The replicas of a worker are reserved together, on one node.
+
+    Raises:
+        InvalidArgumentError: Fewer than one worker, an unknown device, two kinds at once, none, or the same twice; a
+            resolver that contradicts `num_workers`, or for which this process is not the first worker; (when the
+            replicas are first needed) a resolver with machines that are not nodes of the Ray cluster.
+        DeadlineExceededError: (at the scope) the cluster can't place the workers within `timeouts.start_s`.
+
+    Source: tf.distribute.MultiWorkerMirroredStrategy.
+
+    >>> strategy = MultiWorkerMirroredStrategy(num_workers=2, devices_per_worker=1)  # nothing is started yet
+    >>> strategy.close()
+
+    Example::
+
+        ray.init(address="auto")  # or RAY_ADDRESS=..., or `ray job submit`
+        with rd.MultiWorkerMirroredStrategy() as strategy:
+            with strategy.scope():
+                model = Net()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for batch in strategy.distribute_dataset(dataset.batch(64)):
+                loss = strategy.run(train_step, args=(batch,))
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        devices_per_worker: int | Sequence[Any] | Any = None,
+        communication_options: CommunicationOptions | None = None,
+        cluster_resolver: ClusterResolver | Any = None,
+        *,
+        timeouts: Timeouts | None = None,
+        resources_per_replica: Mapping[str, float] | None = None,
+        failure_options: FailureOptions | None = None,
+    ) -> None:
+        super().__init__(
+            "multi-worker",
+            num_workers,
+            devices_per_worker,
+            communication_options,
+            cluster_resolver,
+            timeouts=timeouts,
+            resources_per_replica=resources_per_replica,
+            failure_options=failure_options,
+        )

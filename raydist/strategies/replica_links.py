@@ -71,7 +71,10 @@ class LockStepLink:
         self._replicas = replicas
 
     def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        return self._replicas().ask_mirrors(method, *args, ranks=[rank])[0]
+        group = self._replicas()
+        if group.is_sharded:  # all replicas take part in reading a tensor
+            return group.ask_mirrors(method, *args)[rank]
+        return group.ask_mirrors(method, *args, ranks=[rank])[0]
 
     def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
         return self._replicas().ask_mirrors(method, *args)

@@ -23,7 +23,7 @@ from raydist.checkpoints.shards import DispatchedSave
 from raydist.cluster.nodes import waits_for_own
 from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
-from raydist.core.errors import InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.exception_utils import folded
 from raydist.core.nest import NOTHING, leaves_in
 from raydist.distributed_dataset import DistributedIterator, InputSide
@@ -164,9 +164,17 @@ class SynchronousStrategy(ResizableStrategy):
                 group.start()
                 self._started = True
             if group.steps.failed:
+                self._require_whole(group)
                 group.rebuild()
                 self._mirror.reset()
             return group
+
+    def _require_whole(self, group: ReplicaGroup) -> None:
+        if group.is_sharded:
+            raise FailedPreconditionError(
+                f"{self._name} cannot go on after a failed step, because parts of its parameters may not fit together. "
+                "Close it, and start again from the last checkpoint."
+            )
 
     @final
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from raydist.core.machine import free_memory
@@ -41,15 +42,32 @@ def keep_freed_memory(limit: int | None = None) -> None:
     it, because idle memory counts, too. Without a limit, threads keep empty heaps of 64 MB: a step of a CNN that needed
     more took 62 ms instead of 41.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    is_set = any(name in os.environ for name in _SETTINGS) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
-    if mallopt is None or is_set:
+    mallopt = _mallopt()
+    if mallopt is None:
         return
     room = sys.maxsize if limit is None else limit
     mallopt(_MMAP_THRESHOLD, min(32 << 20, room // 32))
     mallopt(_TRIM_THRESHOLD, min(256 << 20, room // 8))
     if limit is None:
         mallopt(_TOP_PAD, 64 << 20)
+
+
+def return_freed_memory() -> None:
+    """Make glibc return what this process frees at once, for replicas whose model fills the memory.
+
+    FSDP frees the parameters of each unit in turn. glibc kept all of them: 430 MB more for a model of 200 MB.
+    """
+    mallopt = _mallopt()
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 256 << 10)
+        mallopt(_TRIM_THRESHOLD, 4 << 20)
+        mallopt(_TOP_PAD, 0)
+
+
+def _mallopt() -> Callable[[int, int], int] | None:
+    """Return glibc's function; None without glibc, or if the environment configures malloc."""
+    is_set = any(name in os.environ for name in _SETTINGS) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+    return None if is_set else getattr(ctypes.CDLL(None), "mallopt", None)
 
 
 def _field(path: str, name: str) -> int:

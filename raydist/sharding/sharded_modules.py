@@ -1,0 +1,180 @@
+"""The sharded modules of one replica: modules that arrive from the driver are divided by `fully_shard`.
+
+Each replica keeps its rows of every parameter, and the gradients and optimizer states of these rows. A unit gathers its
+parameters before it computes, and frees them afterwards; its gradients are weighted, added up over the replicas, and
+divided again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from raydist.actors.workers.memory_limit import return_freed_memory
+from raydist.collectives.base import Membership
+from raydist.collectives.rendezvous import connect_store
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.sharding.initial_values import fill, is_on_meta, replaced
+from raydist.sharding.units import ShardingPlan, find_units, require_no_ties
+from raydist.utils.sharded_tensors import SHARDED, laid_out
+
+# torch 2.13 has a new name for the same function, and warns of the old one
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_WHOLE_TENSORS = (torch.optim.LBFGS, torch.optim.Rprop, torch.optim.Adafactor)  # they fail, or look at single values
+
+
+@final
+class WeightedReduceScatter:
+    """FSDP's reduce-scatter, of gradients that are weighted by this replica's share of the rows.
+
+    Attributes:
+        weight: The weight of this replica.
+    """
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        if self.weight == 0.0:
+            input_tensor.zero_()  # a loss without rows may be NaN
+        elif self.weight != 1.0:
+            input_tensor.mul_(self.weight)
+        op = dist.ReduceOp.SUM
+        work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return work
+
+
+@final
+class ShardedModules:
+    """The modules that one replica holds parts of. Used by the replica's thread.
+
+    Joining a generation makes torch's default process group, on which a `DeviceMesh` is built.
+    """
+
+    def __init__(self, plan: ShardingPlan, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
+        self._plan, self._rank, self._world_size = plan, rank, world_size
+        self._device, self._timeout_s = device, timeout_s
+        self._scatter = WeightedReduceScatter()
+        self._mesh: Any = None
+        if device.type == "cpu":
+            return_freed_memory()
+
+    def join(self, membership: Membership) -> None:
+        """Form the process group of a generation. Blocks until all replicas have joined.
+
+        Raises:
+            FailedPreconditionError: A step has failed, after which parts of the modules may not fit together.
+        """
+        if self._mesh is not None:
+            raise FailedPreconditionError("Sharded modules must not outlive a failed step.")
+        from torch.distributed import fsdp  # noqa: F401  # takes a second, which the first step must not wait for
+        from torch.distributed.device_mesh import init_device_mesh
+
+        is_gpu = self._device.type == "cuda"
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if is_gpu else "cpu:gloo",
+            store=connect_store(membership, self._timeout_s),
+            rank=self._rank,
+            world_size=self._world_size,
+            timeout=timedelta(seconds=self._timeout_s),
+        )
+        size = self._plan.shard_size
+        if size < self._world_size:
+            shape, names = (self._world_size // size, size), ("replicate", "shard")
+            self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
+        else:
+            self._mesh = init_device_mesh(self._device.type, (size,), mesh_dim_names=("shard",))
+
+    def weigh(self, weight: float) -> None:
+        """Set the weight of this replica's gradients in the backward passes that follow."""
+        self._scatter.weight = weight
+
+    def lay_out(self, items: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+        """Shard new objects; return them, with sharded parameters in the place of whole ones.
+
+        Raises:
+            InvalidArgumentError: A module has units that share a parameter, or an optimizer needs whole tensors.
+        """
+        for _, obj in items:
+            if isinstance(obj, torch.optim.Optimizer):
+                _require_elementwise(obj)
+            elif hasattr(obj, "distributed_available_fn"):
+                obj.distributed_available_fn = _never  # torchmetrics would add up the states of all replicas
+        found, moved = replaced(items, self._shard)
+        for _, obj in found:
+            if isinstance(obj, torch.optim.Optimizer):
+                _move_states(obj, moved)
+        return found
+
+    def _shard(self, module: nn.Module) -> None:
+        """Shard a module and its units in place."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+        units = find_units(module, self._plan.policy)
+        require_no_ties(module, units)
+        # Recurrent layers keep their parameters in a list of their own: these stay whole, as outside of modules.
+        recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+        kept = {parameter for part in recurrent for parameter in part.parameters()}
+        options: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": True, "ignored_params": kept}
+        if self._plan.cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        for unit in (*units.values(), module):
+            dtype = self._plan.param_dtype
+            precision = MixedPrecisionPolicy(param_dtype=dtype, output_dtype=None if unit is not module else None)
+            fully_shard(unit, mp_policy=precision, **options)
+        for part in module.modules():
+            vars(part)[SHARDED] = True
+            if isinstance(part, FSDPModule):
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)  # gloo has no mean with a factor
+                part.set_custom_reduce_scatter(self._scatter)  # type: ignore[arg-type]  # by its methods, not its base
+        if is_on_meta(module):
+            fill(module, self._device)
+        for name, parameter in module.named_parameters():
+            parameter.grad = laid_out(gradients[name], parameter)
+
+    def leave(self) -> None:
+        """Leave the process group, so that others that wait for this replica fail now. May be called twice."""
+        if self._mesh is not None and dist.is_initialized():
+            with contextlib.suppress(Exception):  # another member is gone
+                dist.destroy_process_group()
+
+
+def _move_states(optimizer: torch.optim.Optimizer, moved: Mapping[int, nn.Parameter]) -> None:
+    """Divide the states of an optimizer like its parameters."""
+    for parameter in [each for each in optimizer.state if id(each) in moved]:
+        to, state = moved[id(parameter)], optimizer.state.pop(parameter)
+        optimizer.state[to] = {key: laid_out(value, to) for key, value in state.items()}
+
+
+def _require_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, _WHOLE_TENSORS):
+        raise InvalidArgumentError(
+            f"The optimizer of sharded parameters must update each value by itself, as SGD, Adam or AdamW do, but "
+            f"{type(optimizer).__name__} needs whole tensors. Use another optimizer, or MirroredStrategy."
+        )
+    if any(group.get("fused") for group in optimizer.param_groups) and not isinstance(optimizer, torch.optim.Adam):
+        raise InvalidArgumentError(
+            f"{type(optimizer).__name__}(fused=True) cannot update sharded parameters. Leave fused out."
+        )
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,146 @@
+"""Sharded data parallelism: each replica holds a part of the parameters, gradients and optimizer states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, final
+
+import torch
+from torch import nn
+
+from raydist.context.cluster_resolver import ClusterResolver
+from raydist.core.errors import InvalidArgumentError
+from raydist.options import CommunicationOptions, Timeouts
+from raydist.replicas.launch import LaunchPlan
+from raydist.replicas.rules import StrategyHooks
+from raydist.sharding.units import ShardingPlan, UnitPolicy
+from raydist.strategies.multi_worker import WorkersStrategy
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@final
+class ShardedStrategy(WorkersStrategy):
+    """Replica actors in lock step, each with a part of the parameters, gradients and optimizer states: FSDP, ZeRO-3.
+
+    For models that are too large for one device. A step is written as for one device. Modules of the scope are divided
+    by `torch.distributed.fsdp.fully_shard` when they reach the replicas: each replica keeps its rows of every
+    parameter, and a *unit* of the module (a transformer's block) gathers its parameters while it computes. Each replica
+    holds 1 / shard_size of parameters, gradients and optimizer states, and one unit's parameters at a time.
+
+    On the driver, reading a parameter gathers that parameter only, `state_dict()` all of them. Checkpoints have the
+    format of other strategies: save under this one and load under any other, or the other way round.
+
+    What differs from `MirroredStrategy`: a step that fails ends the strategy, since parts may not fit together any
+    more; lost replicas are not replaced; parameters cannot have hooks; optimizers must update each value by itself (not
+    LBFGS, Rprop, Adafactor; SGD and Adagrad not with `fused=True`); a module is called as a whole, and evaluated under
+    `torch.no_grad()`, not `torch.inference_mode()`. `no_sync()` changes nothing: gradients are divided at once.
+
+    Args:
+        devices: A count or names of the devices of each worker, as for MirroredStrategy. Default: all GPUs of a node,
+            else one replica per CPU core.
+        num_workers: Number of workers (nodes). Default: one for each node with GPUs, or with CPUs if no node has a GPU.
+        shard_size: Number of replicas among which parameters are divided. Default: all. A smaller number must divide
+            that of all replicas: groups of so many hold copies of each other (hybrid sharding, HSDP), best one group a
+            node.
+        policy: The units: "auto" (blocks of one class in an `nn.ModuleList` or `nn.Sequential`), a class or classes of
+            modules, or a function of name and module.
+        mixed_precision: Type in which parameters are gathered and units compute: "bf16", "fp16" or a torch.dtype.
+            Parameters and optimizer states keep their own.
+        cpu_offload: Keep parameters, gradients and optimizer states of GPU replicas in host memory.
+        communication_options: Options for the exchange of values.
+        cluster_resolver: Names the workers' machines; see `MultiWorkerMirroredStrategy`.
+        timeouts: The limit of every wait, in seconds.
+        resources_per_replica: Ray resources of one replica; see `MirroredStrategy`.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range; (when the replicas are first needed) `shard_size` does
+            not divide the number of replicas; (at a step) units share a parameter, or an optimizer needs whole tensors.
+        DeadlineExceededError: (at the scope) the cluster can't place the workers within `timeouts.start_s`.
+
+    Source: PyTorch's FSDP2; ZeRO (Rajbhandari et al. 2020).
+
+    >>> strategy = ShardedStrategy(2, num_workers=1)  # nothing is started yet
+    >>> strategy.close()
+
+    Example::
+
+        with rd.ShardedStrategy(policy=Block, mixed_precision="bf16") as strategy:
+            with strategy.scope():
+                model = Transformer()
+                optimizer = torch.optim.AdamW(model.parameters())
+            for batch in strategy.distribute_dataset(dataset.batch(64)):
+                loss = strategy.run(train_step, args=(batch,))
+    """
+
+    def __init__(
+        self,
+        devices: int | Sequence[Any] | Any = None,
+        num_workers: int | None = None,
+        shard_size: int | None = None,
+        policy: UnitPolicy | type[nn.Module] | Literal["auto"] | Callable[[str, nn.Module], bool] | None = None,
+        mixed_precision: str | torch.dtype | None = None,
+        cpu_offload: bool = False,
+        *,
+        communication_options: CommunicationOptions | None = None,
+        cluster_resolver: ClusterResolver | Any = None,
+        timeouts: Timeouts | None = None,
+        resources_per_replica: Mapping[str, float] | None = None,
+    ) -> None:
+        self._sharding = ShardingPlan(
+            _require_size(shard_size), _as_policy(policy), _as_type(mixed_precision), bool(cpu_offload)
+        )
+        super().__init__(
+            "sharded",
+            num_workers,
+            devices,
+            communication_options,
+            cluster_resolver,
+            timeouts=timeouts,
+            resources_per_replica=resources_per_replica,
+            failure_options=None,
+        )
+
+    def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:
+        count, size = len(plan.setups), self._sharding.shard_size or len(plan.setups)
+        if count % size:
+            raise InvalidArgumentError(
+                f"shard_size must divide the number of replicas, got {size} for {count} replicas. Leave it out to "
+                "divide parameters among all of them."
+            )
+        sharding = replace(self._sharding, shard_size=size)
+        setups = tuple(replace(setup, rules=rules, sharding=sharding) for setup in plan.setups)
+        return replace(plan, setups=setups)
+
+
+def _require_size(size: int | None) -> int:
+    """Return the number of replicas among which parameters are divided; 0 for all."""
+    if size is None:
+        return 0
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise InvalidArgumentError(f"shard_size must be None (all replicas) or a number >= 1, got {size!r}.")
+    return size
+
+
+def _as_policy(policy: Any) -> UnitPolicy:
+    if policy is None or policy == "auto":
+        return "auto"
+    classes = policy if isinstance(policy, tuple | list) else (policy,)
+    if all(isinstance(each, type) and issubclass(each, nn.Module) for each in classes):
+        return tuple(classes)
+    if callable(policy):
+        found: UnitPolicy = policy
+        return found
+    raise InvalidArgumentError(
+        f'policy must be "auto", a class of modules or several, or a function of name and module, got {policy!r:.100}.'
+    )
+
+
+def _as_type(precision: Any) -> torch.dtype | None:
+    found = _TYPES.get(precision, precision) if isinstance(precision, str) else precision
+    if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise InvalidArgumentError(
+            f'mixed_precision must be None, "bf16", "fp16" or a torch.dtype of real numbers, got {precision!r:.50}.'
+        )
+    return found

@@ -1,0 +1,64 @@
+"""Tensors of which each replica holds a part (torch's DTensor), beside plain ones.
+
+`torch.distributed.tensor` takes part of a second to import, so nothing here imports it before there is such a tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+SHARDED = "_raydist_sharded"
+"""Attribute of all modules whose parameters are divided among replicas."""
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Return True for a tensor of which each replica holds a part.
+
+    >>> is_sharded(torch.ones(1))
+    False
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def own_of_sharding(attributes: Collection[str]) -> frozenset[str]:
+    """Return the names of the attributes, among those of a module, that `fully_shard` keeps for itself.
+
+    >>> own_of_sharding(vars(torch.nn.Linear(1, 1)))
+    frozenset()
+    """
+    if SHARDED not in attributes:
+        return frozenset()
+    hooks = {name for name in attributes if "state_dict" in name and name.endswith("_hooks")}
+    return frozenset({SHARDED, *hooks, *(name for name in attributes if name.startswith("__composable"))})
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all values of a tensor. A collective of all its replicas if it is sharded; else the tensor itself."""
+    if not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor.detach()
+    values: torch.Tensor = sharded.full_tensor()
+    return values
+
+
+def share_of(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a sharded tensor with this replica's part of `values`, divided as `like`. No communication.
+
+    All replicas must give equal values.
+    """
+    from torch.distributed.tensor import distribute_tensor  # it was imported when `like` was made
+
+    sharded: Any = like
+    given = values.detach().to(device=sharded.device, dtype=sharded.dtype)
+    return distribute_tensor(given, sharded.device_mesh, sharded.placements, src_data_rank=None)
+
+
+def laid_out(values: Any, like: Any) -> Any:
+    """Return `values`, divided as `like` if that is sharded and has the same shape."""
+    fits = is_sharded(like) and isinstance(values, torch.Tensor) and not is_sharded(values)
+    return share_of(values, like) if fits and values.shape == like.shape else values

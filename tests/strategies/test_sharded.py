@@ -1,0 +1,364 @@
+"""Replicas that hold parts of parameters train what one device trains; checkpoints fit other strategies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import raydist as rd
+from raydist.testing import strategy_contract as contract
+from raydist.testing.training_program import Program
+from tests.shared_strategies import KeptStrategies
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+LIMITS = rd.Timeouts(start_s=60, collective_s=20, step_s=60, close_s=5)
+RESOURCES = {"CPU": 0.01}
+
+
+def sharded(count: int, size: int | None = None, **options: Any) -> rd.ShardedStrategy:
+    return rd.ShardedStrategy(count, 1, size, timeouts=LIMITS, resources_per_replica=RESOURCES, **options)
+
+
+@pytest.fixture
+def two(kept: KeptStrategies) -> rd.ShardedStrategy:
+    return kept.get(rd.ShardedStrategy, sharded, 2)
+
+
+class Block(nn.Module):
+    """A layer of a transformer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 2, batch_first=True)
+        self.out = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.out(self.norm(x))
+
+
+class Transformer(nn.Module):
+    """A tiny language model, whose head is the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(Block(8) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(1))
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x * self.scale).flatten(0, 1)
+
+
+def transformer() -> tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor, ...]]:
+    model = Transformer().double()
+    # Adam would blow up the gradient of the keys' bias, which is rounding noise.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, optimizer, (torch.randint(0, 11, (46, 5)), torch.randint(0, 11, (46, 5)))
+
+
+def convolutions() -> tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor, ...]]:
+    model = nn.Sequential(nn.Conv1d(2, 5, 3), nn.ReLU(), nn.Conv1d(5, 3, 2), nn.Flatten(), nn.Linear(9, 3)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return model, optimizer, (torch.randn(46, 2, 6, dtype=torch.float64), torch.randint(0, 3, (46,)))
+
+
+Make = Callable[[], tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor, ...]]]
+
+
+def train(strategy: rd.Strategy, make: Make, accumulate: int = 1) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Train with clipped gradients and an uneven last batch; return the model's and the optimizer's state."""
+    torch.manual_seed(3)
+    with strategy.scope():
+        model, optimizer, data = make()
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor], number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = batch
+        if number % accumulate == 0:
+            optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels.flatten())
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        if (number + 1) % accumulate == 0:
+            optimizer.step()
+        return loss.detach(), norm
+
+    batches = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(data).batch(10))
+    for number, batch in enumerate(batches):
+        strategy.run(step, args=(batch, number))
+    state = optimizer.state_dict()["state"]
+    slots = {f"{key}.{name}": value for key, held in state.items() for name, value in held.items()}
+    return {name: each.clone() for name, each in model.state_dict().items()}, slots
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((each - other[name]).abs().max()) for name, each in one.items())
+
+
+def check_training(strategy: rd.Strategy) -> None:
+    for make, accumulate in ((transformer, 1), (transformer, 2), (convolutions, 1)):
+        expected, slots = train(rd.OneDeviceStrategy("cpu"), make, accumulate)
+        found, found_slots = train(strategy, make, accumulate)
+        assert difference(expected, found) < 1e-9
+        assert difference(slots, found_slots) < 1e-9
+
+
+def test_two_replicas_train_what_one_device_trains(two: rd.ShardedStrategy) -> None:
+    check_training(two)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("count", "size"), [(3, None), (4, 2)])
+def test_more_replicas_train_what_one_device_trains(ray_cluster: None, count: int, size: int | None) -> None:
+    with sharded(count, size) as strategy:
+        check_training(strategy)
+
+
+# A failed step ends the strategy, a parameter in a step is a part, and all replicas must use the same parameters.
+EXCEPTIONS = {"check_errors", "check_bad_steps", "check_two_at_once", "check_training"}
+
+
+def test_contract(two: rd.ShardedStrategy) -> None:
+    assert {check.__name__ for check in contract.CHECKS} > EXCEPTIONS
+    for check in contract.CHECKS:
+        if check.__name__ not in EXCEPTIONS:
+            check(two)
+    for model, clip in (("conv", True), ("linear", True), ("tied", True), ("lstm", False)):
+        program = Program(model, "adamw", num_rows=11, batch_size=4, clip=clip, accumulate=2, schedule=True, seed=3)
+        contract.check_program(program, two)
+
+
+def test_a_replica_holds_its_part_and_gathers_a_unit_while_it_computes(two: rd.ShardedStrategy) -> None:
+    with two.scope():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        first: Any = model[0]
+
+    def step() -> tuple[int, list[int]]:
+        seen: list[int] = []
+        part = first.weight.to_local()
+        handle = first.register_forward_hook(lambda module, *_: seen.append(module.weight.numel()))
+        model(torch.ones(1, 4)).sum().backward()
+        handle.remove()
+        return part.numel(), seen
+
+    assert two.local_results(two.run(step)) == ((8, [16]), (8, [16]))
+    assert first.weight.numel() == 16  # on the driver
+    first.weight.data.fill_(2.0)
+    assert two.local_results(two.run(lambda: float(first.weight.to_local().sum()))) == (16.0, 16.0)
+    assert first.weight.tolist() == [[2.0] * 4] * 4
+
+
+def test_a_model_is_fitted_evaluated_and_asked(two: rd.ShardedStrategy) -> None:
+    def fit(strategy: rd.Strategy) -> tuple[dict[str, list[float]], list[Any]]:
+        torch.manual_seed(0)
+        rows, labels = torch.randn(30, 6), torch.randint(0, 3, (30,))
+        with strategy.scope():
+            module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+            model = rd.Model(module)
+            model.compile(torch.optim.Adam(module.parameters(), lr=0.05), "cross_entropy")
+        data = rd.Dataset.from_tensor_slices((rows, labels)).batch(8)
+        history = model.fit(data, epochs=2, validation_data=(rows, labels), verbose=False).history
+        return history, model.predict(rows, batch_size=8).tolist()
+
+    history, outputs = fit(rd.OneDeviceStrategy("cpu"))
+    found, found_outputs = fit(two)
+    assert {name: pytest.approx(each, rel=1e-5) for name, each in history.items()} == found
+    torch.testing.assert_close(torch.tensor(found_outputs), torch.tensor(outputs), rtol=1e-4, atol=1e-5)
+
+
+def test_checkpoints_go_from_each_strategy_to_each(two: rd.ShardedStrategy, tmp_path: Path) -> None:
+    mirrored = rd.MirroredStrategy(2, timeouts=LIMITS, resources_per_replica=RESOURCES)
+    strategies: dict[str, rd.Strategy] = {"two": two, "one": rd.OneDeviceStrategy("cpu"), "mirrored": mirrored}
+    data = rd.Dataset.from_tensor_slices(torch.randn(40, 6, dtype=torch.float64)).batch(7)
+
+    def build(strategy: rd.Strategy) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+        torch.manual_seed(0)
+        with strategy.scope():
+            model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5), nn.Linear(5, 1)).double()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+        def run() -> None:
+            for batch in strategy.distribute_dataset(data):
+                strategy.run(step, args=(batch,))
+
+        return model, optimizer, run
+
+    model, _, run = build(strategies["one"])
+    run()
+    run()
+    expected = {name: each.clone() for name, each in model.state_dict().items()}
+    for name, strategy in strategies.items():
+        model, optimizer, run = build(strategy)
+        run()
+        rd.Checkpoint(model=model, optimizer=optimizer).save(tmp_path / name)
+    for source, name in itertools.product(strategies, strategies):
+        if "two" in (source, name):
+            model, optimizer, run = build(strategies[name])
+            rd.Checkpoint(model=model, optimizer=optimizer).restore(tmp_path / source)
+            run()
+            assert difference(expected, dict(model.state_dict())) < 1e-9, (source, name)
+    mirrored.close()
+
+
+def on_meta(strategy: rd.Strategy, *, seed: int) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    with strategy.scope(), torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    with strategy.scope():
+        rd.materialize(model, seed=seed)
+        return model, torch.optim.AdamW(model.parameters())
+
+
+def test_a_model_on_meta_gets_the_values_of_a_plain_one(two: rd.ShardedStrategy, mirrored: Any) -> None:
+    torch.manual_seed(5)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    expected = {name: each.clone() for name, each in plain.state_dict().items()}
+    optimizer = torch.optim.AdamW(plain.parameters())
+    rows = torch.randn(8, 4)
+    plain.eval()(rows).square().mean().backward()
+    optimizer.step()
+    for strategy in (two, mirrored(2)):
+        model, meta_optimizer = on_meta(strategy, seed=5)
+        model.eval()
+
+        def step(batch: torch.Tensor | None = None, model: Any = model, optimizer: Any = meta_optimizer) -> bool:
+            if batch is not None:
+                model(batch).square().mean().backward()
+                optimizer.step()
+            return bool(optimizer.state)
+
+        assert not any(strategy.local_results(strategy.run(step)))
+        first: torch.Tensor = model.get_parameter("0.weight")
+        assert first.is_meta
+        assert {name: torch.equal(each, expected[name]) for name, each in model.state_dict().items()} == dict.fromkeys(
+            expected, True
+        )
+        batch = next(iter(strategy.distribute_dataset(rd.Dataset.from_tensors(rows))))
+        assert all(strategy.local_results(strategy.run(step, args=(batch,))))
+        assert difference(dict(plain.state_dict()), dict(model.state_dict())) < 1e-6
+        assert first.is_meta, "the driver keeps no values"
+        with pytest.raises(rd.FailedPreconditionError, match="cannot be written to on the driver"):
+            first.data.fill_(1.0)
+        with pytest.raises(rd.FailedPreconditionError, match="cannot be written to on the driver"), torch.no_grad():
+            first.zero_()
+
+
+class Bare(nn.Module):
+    """A module with a parameter and no `reset_parameters`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * self.scale
+
+
+def test_values_by_a_function(two: rd.ShardedStrategy) -> None:
+    def fill(module: nn.Module) -> None:
+        for parameter in module.parameters():
+            nn.init.normal_(parameter)
+
+    with two.scope():
+        with torch.device("meta"):
+            model = Bare()
+        rd.materialize(model, init=fill, seed=2)
+    values = two.local_results(two.run(lambda: model(torch.ones(1, 3)).detach()))[0]
+    torch.manual_seed(2)
+    assert torch.equal(values[0], torch.empty(3).normal_())
+    with pytest.raises(rd.FailedPreconditionError, match="must be given a module on the device"):
+        rd.materialize(nn.Linear(1, 1))
+    with two.scope(), torch.device("meta"):
+        forgotten = nn.Linear(1, 1)
+    with pytest.raises(rd.FailedPreconditionError, match=r"gets values by rd.materialize\(module\)"):
+        two.run(lambda: forgotten.training)
+    with torch.device("meta"):
+        without = Bare()
+    with pytest.raises(rd.FailedPreconditionError, match=r"must have reset_parameters\(\), but Bare"):
+        rd.materialize(without)
+
+
+@pytest.mark.long
+def test_units_compute_in_another_type(ray_cluster: None) -> None:
+    with sharded(2, mixed_precision="bf16", policy=nn.Linear) as strategy:
+        with strategy.scope():
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> tuple[str, str]:
+            output = model(torch.ones(2, 4))
+            output.float().sum().backward()
+            optimizer.step()
+            return str(output.dtype), str(model[0].weight.dtype)
+
+        output, weight = strategy.run(step)
+        assert strategy.local_results(output) == ("torch.bfloat16",) * 2
+        assert strategy.local_results(weight) == ("torch.float32",) * 2
+
+
+def test_arguments_that_cannot_be() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"shard_size": 0}, "shard_size must be None"),
+        ({"policy": "layers"}, "policy must be"),
+        ({"policy": [int]}, "policy must be"),
+        ({"mixed_precision": torch.int8}, "mixed_precision must be"),
+        ({"mixed_precision": "half"}, "mixed_precision must be"),
+        ({"num_workers": 0}, "num_workers must be"),
+    ]
+    for options, message in cases:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            rd.ShardedStrategy(2, **options)
+
+
+def test_a_size_that_does_not_divide_the_replicas(ray_cluster: None) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="shard_size must divide the number of replicas, got 2 for 3"):
+        _ = sharded(3, 2).num_replicas_in_sync
+
+
+@pytest.mark.parametrize("case", ["lbfgs", "tie", "hook"])
+def test_what_sharded_modules_cannot_have(ray_cluster: None, case: str) -> None:
+    def use(strategy: rd.ShardedStrategy) -> Any:
+        with strategy.scope():
+            first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+            model = nn.Sequential(first, second)
+            optimizer: Any = None
+            if case == "lbfgs":
+                optimizer = torch.optim.LBFGS(model.parameters())
+            elif case == "tie":
+                second.weight = first.weight
+            else:
+                first.weight.register_hook(lambda gradient: gradient)
+        return strategy.local_results(strategy.run(lambda: (model(torch.ones(1, 2)).sum().item(), optimizer is None)))
+
+    messages = {
+        "lbfgs": "LBFGS needs whole tensors",
+        "tie": "are the same one, in the units '0' and '1'",
+        "hook": "A hook on a parameter needs its whole gradient",
+    }
+    strategy = sharded(2)
+    try:
+        with pytest.raises(rd.RaydistError, match=messages[case]):
+            use(strategy)
+        with pytest.raises(rd.FailedPreconditionError, match="cannot go on after a failed step"):
+            strategy.run(int)
+    finally:
+        strategy._abort(fetch=False)
