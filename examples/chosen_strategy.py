@@ -6,7 +6,17 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 import raydist as rd
+
+
+def shard_all(model: nn.Module, mesh: Any) -> None:
+    """The simplest way to divide a module on a mesh; transformer_2d.py has a better one."""
+    from torch.distributed.fsdp import fully_shard  # takes a second, for this strategy only
+
+    fully_shard(model, mesh=mesh["shard"])
+
 
 # By the number of replicas on each machine. A strategy on one machine has no others.
 STRATEGIES: dict[str, Callable[..., rd.Strategy]] = {
@@ -14,6 +24,7 @@ STRATEGIES: dict[str, Callable[..., rd.Strategy]] = {
     "mirrored": lambda replicas: rd.MirroredStrategy(replicas),
     "multi_worker": lambda replicas: rd.MultiWorkerMirroredStrategy(devices_per_worker=replicas),
     "sharded": lambda replicas: rd.ShardedStrategy(replicas),
+    "mesh": lambda replicas: rd.MeshStrategy({"shard": replicas}, shard_all),
     "central_storage": lambda replicas: rd.CentralStorageStrategy(replicas),
     "parameter_server": lambda replicas, **options: rd.ParameterServerStrategy(replicas, 1, **options),
     "tpu": lambda replicas: rd.TPUStrategy(),

@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from raydist.replicas.recovery import ReplicaFailure as ReplicaFailure
     from raydist.replicas.rules import ReplicaVariables as ReplicaVariables
     from raydist.replicas.rules import StrategyHooks as StrategyHooks
+    from raydist.sharding.clipping import clip_grad_norm_ as clip_grad_norm_
     from raydist.strategies.cluster_coordinator import ClusterCoordinator as ClusterCoordinator
     from raydist.strategies.cross_device_ops import CrossDeviceOps as CrossDeviceOps
     from raydist.strategies.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from raydist.strategies.one_node import OneNodeStrategy as OneNodeStrategy
     from raydist.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
     from raydist.strategies.profile_steps import profile_steps as profile_steps
+    from raydist.strategies.sharded import MeshStrategy as MeshStrategy
     from raydist.strategies.sharded import ShardedStrategy as ShardedStrategy
     from raydist.strategies.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from raydist.strategies.tpu import TPUStrategy as TPUStrategy
@@ -191,6 +193,7 @@ _MODULE_OF = {
     "Mean": "raydist.training.metrics",
     "MinSizePartitioner": "raydist.parameter_servers.slices",
     "MLflowLogger": "raydist.training.callbacks.experiment_loggers",
+    "MeshStrategy": "raydist.strategies.sharded",
     "MirroredStrategy": "raydist.strategies.one_node",
     "Model": "raydist.training.model",
     "ModelCheckpoint": "raydist.training.callbacks.checkpoint_callbacks",
@@ -251,6 +254,7 @@ _MODULE_OF = {
     "ValueContext": "raydist.context.strategy_values",
     "VarLenFeature": "raydist.pipelines.tf_example.features",
     "WandbLogger": "raydist.training.callbacks.experiment_loggers",
+    "clip_grad_norm_": "raydist.sharding.clipping",
     "close_all": "raydist.strategies.hosted",
     "compute_average_loss": "raydist.strategies.functions",
     "get_global_step": "raydist.strategies.functions",

@@ -91,7 +91,7 @@ def test_fit_and_a_loop_of_ones_own_run_on_replicas(scripts: Scripts) -> None:
 @pytest.mark.long
 def test_every_synchronous_strategy_trains_the_same_model(scripts: Scripts) -> None:
     """One program, one flag: on two replicas of one thread, all end with the same bits."""
-    names = sorted(STRATEGIES.keys() - {"one_device", "tpu", "parameter_server", "sharded"})
+    names = sorted(STRATEGIES.keys() - {"one_device", "tpu", "parameter_server", "sharded", "mesh"})
     outputs = [scripts.run("digits_fit.py", "--strategy", name, "--replicas", "2", "--smoke") for name in names]
     assert all(re.search(r"^\w+Strategy: ", output, flags=re.MULTILINE) for output in outputs)
     assert len({results_in(output) for output in outputs}) == 1, outputs
@@ -104,6 +104,8 @@ def test_a_language_model_is_divided_among_replicas(tmp_path: Path, scripts: Scr
     assert found, output
     assert 5 < float(found[1]) < 7
     assert len(list(tmp_path.glob("ckpt-*"))) == 1
+    output = scripts.run("transformer_2d.py", "--smoke", "--mesh", "1", "2")
+    assert re.search(r"^epoch 1/1: \d\.\d+ bits per character$", output, re.MULTILINE), output
     script = tmp_path / "as_torchrun.py"
     script.write_text(
         f"import os, runpy, sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nsys.argv = ['twin', '--smoke']\n"

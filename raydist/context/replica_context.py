@@ -15,7 +15,7 @@ from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.context.current import current
 from raydist.context.strategy import Strategy
 from raydist.context.strategy_values import require_int, tensor_of
-from raydist.core.errors import InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.nest import map_structure
 from raydist.core.values import ReduceOp
 from raydist.options import CommunicationOptions
@@ -82,6 +82,25 @@ class ReplicaContext:
         device(type='cpu')
         """
         return self._peers.device
+
+    @property
+    def device_mesh(self) -> Any:
+        """The `torch.distributed.device_mesh.DeviceMesh` of the replicas, under ShardedStrategy and MeshStrategy.
+
+        Raises:
+            FailedPreconditionError: The strategy does not divide modules.
+
+        Example::
+
+            def step(batch):
+                rank = rd.get_replica_context().device_mesh.get_local_rank("tensor")
+        """
+        if self._peers.device_mesh is None:
+            raise FailedPreconditionError(
+                "There is a device mesh under ShardedStrategy and MeshStrategy, whose replicas divide modules; this "
+                "step runs under another strategy."
+            )
+        return self._peers.device_mesh
 
     @property
     def num_rows(self) -> int | None:
@@ -258,6 +277,7 @@ class Peers(ABC):
         rows: Rows of the current distributed batch on each replica, None without a batch.
         implementation: The requested implementation of collectives, see `CommunicationOptions`.
         loop: The object that draws batches in this run; None if the step gets its batches as arguments.
+        device_mesh: The `DeviceMesh` of sharded modules; None without them.
     """
 
     rank: int
@@ -266,6 +286,7 @@ class Peers(ABC):
     rows: tuple[int, ...] | None
     implementation: str = "auto"
     loop: Any = None
+    device_mesh: Any = None
 
     @abstractmethod
     def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:

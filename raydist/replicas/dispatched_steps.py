@@ -40,7 +40,7 @@ class DispatchedStep(StepOutcome):
 
     def __init__(self, steps: DispatchedSteps, number: int) -> None:
         self._steps = steps
-        self._num_replicas = steps.num_replicas
+        self._num_replicas = steps.num_replicas // steps.same_rows
         self.number = number
         self.sent = SentPlace()
 
@@ -49,10 +49,10 @@ class DispatchedStep(StepOutcome):
         return self._num_replicas
 
     def results(self) -> list[StepResult]:
-        return self._steps.results_of(self)
+        return self._steps.results_of(self)[:: self._steps.same_rows]
 
     def part(self, rank: int, leaf_index: int, nest: str) -> Part:
-        ref = self._steps.group_of(self).refs[rank]
+        ref = self._steps.group_of(self).refs[rank * self._steps.same_rows]
         if ref is None:
             raise UnavailableError(
                 f"The result of step {self.number} was lost with replica {rank}, which was replaced."
@@ -66,6 +66,7 @@ class DispatchedSteps:
 
     def __init__(self, actors: ReplicaActors, step_s: float, process: OwningProcess) -> None:
         self.num_replicas = len(actors.names)
+        self.same_rows = 1  # number of consecutive replicas that get the same rows; the results of the first one count
         # callbacks for each ended step, in order, with all results. They must neither raise nor block.
         self.on_results: list[Callable[[Sequence[StepResult]], None]] = []
         self.generation = -1  # current generation (incarnation) of the process group; -1 before the first
@@ -196,7 +197,7 @@ class DispatchedSteps:
 
     def _refs(self, steps: Sequence[Dispatched], ranks: Sequence[int] | None) -> list[Any]:
         try:
-            messages = address_steps([each.planned for each in steps], self._sent, ranks)
+            messages = address_steps([each.planned for each in steps], self._sent, ranks, self.same_rows)
             return [
                 self._actors.send(rank, *messages[rank]) if rank in messages else None
                 for rank in range(self.num_replicas)
@@ -358,7 +359,7 @@ class DispatchedSteps:
             if not isinstance(results, Exception):
                 if group.steps[place].sent is not None:
                     for callback in self.on_results:
-                        callback(results)
+                        callback(results[:: self.same_rows])
                 group.outcomes[place] = [each.without_summaries() for each in results]  # results may live long
         group.steps = ()
 

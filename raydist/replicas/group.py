@@ -75,6 +75,7 @@ class ReplicaGroup:
         self._silent = False
         self._process = OwningProcess("A strategy with its variables and results")
         self.steps = DispatchedSteps(actors, timeouts.step_s, self._process)
+        self.steps.same_rows = setups[0].same_rows if setups else 1
         self.failures: list[ReplicaFailure] = []
         self.on_recovered: Callable[[float], object] = lambda _: None  # called with the seconds that a recovery took
         self.recovery: Recovery | None = None

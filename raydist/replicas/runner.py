@@ -44,7 +44,7 @@ from raydist.replicas.own_state import OwnStateReader
 from raydist.replicas.replica_recovery import HandedOver, ReplicaCopy, ReplicaRecovery, ReplicaSeeds
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.rules import VariablesView
-from raydist.replicas.step import ReplicaSetup, StepHeader
+from raydist.replicas.step import ReplicaSetup, StepHeader, in_sync
 from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
 from raydist.replicas.sync_peers import SyncPeers
 from raydist.sharding.initial_values import fill_new
@@ -135,6 +135,20 @@ class GroupMember:
             communicator.close()
 
 
+def _among_synced(membership: Membership, same_rows: int) -> Membership:
+    """Return the membership in the group of those replicas, one of each that get the same rows, that this one is in."""
+    if same_rows == 1:
+        return membership
+    place = membership.rank % same_rows
+    return replace(
+        membership,
+        group=f"{membership.group}-{place}",
+        rank=membership.rank // same_rows,
+        world_size=membership.world_size // same_rows,
+        hosts=membership.hosts[place::same_rows],
+    )
+
+
 @final
 class ReplicaRunner:
     """One replica, which runs its steps in order, in one thread. Any thread may call `abort`."""
@@ -147,12 +161,13 @@ class ReplicaRunner:
         self._setup = setup
         self._accelerator = Accelerator(setup.device)
         self._device = self._accelerator.device
-        self._view = ReplicaView(setup.worker_devices, lambda: self._mirror.objects())
+        synced = in_sync(setup)
+        self._view = ReplicaView(synced.worker_devices, lambda: self._mirror.objects())
         self._saves = ShardWriter(setup.rank, setup.world_size, self._device, self._merged)
         self._restores = ShardReader(
-            setup.rank,
-            setup.world_size,
-            lambda parts: exchange_bytes(parts, setup.rank, self._device, self.variables.broadcast),
+            synced.rank,
+            synced.world_size,
+            lambda parts: exchange_bytes(parts, synced.rank, self._device, self.variables.broadcast),
             lambda objects: self._mirror.given_alike(objects.values()),
         )
         self._loops = ReplicaLoops(self._saves)
@@ -164,8 +179,8 @@ class ReplicaRunner:
             limit_s = setup.collective_timeout_s
             self._sharded = ShardedModules(setup.sharding, setup.rank, setup.world_size, self._device, limit_s)
         self._mirror = MirrorReplica(
-            setup.rank,
-            world_size=setup.world_size,
+            synced.rank,
+            world_size=synced.world_size,
             device=str(self._device),
             injected={"strategy": self._view, "saves": self._saves, "restores": self._restores},
             carry_out=self._step_optimizer,
@@ -176,7 +191,7 @@ class ReplicaRunner:
         )
         self._member = GroupMember(setup, join_group, self._device)
         self._progress = self._member.progress
-        self._seeds = ReplicaSeeds(self._accelerator, setup.rank)
+        self._seeds = ReplicaSeeds(self._accelerator, synced.rank)
         self._peers: SyncPeers | None = None
         self._reducer: GradientReducer | None = None
         self._objects = KeptObjects()
@@ -214,7 +229,7 @@ class ReplicaRunner:
         Args:
             again: The driver sends the steps that were refused again.
         """
-        self._member.join(membership)
+        self._member.join(_among_synced(membership, self._setup.same_rows))
         if self._sharded is not None:
             self._sharded.join(replace(membership, group=f"{membership.group}-sharded"))
         held_back, self._held_back = self._held_back, []
@@ -244,6 +259,7 @@ class ReplicaRunner:
         self._peers.implementation = self._setup.backend
         if self._sharded is not None:
             self._peers.on_weight = self._sharded.weigh
+            self._peers.device_mesh = self._sharded.mesh
         self._peers.recovers = self._setup.failures is not None
         self._calls.join(self._view, self._peers)
         self._failure = None

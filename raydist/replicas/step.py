@@ -50,7 +50,20 @@ class ReplicaSetup:
     # all replicas go back to a copy of the whole state; else the replica keeps what it needs to go back one step
     by_copies: bool = False
     sharding: ShardingPlan | None = None  # how modules are divided among replicas; None: each holds them whole
+    same_rows: int = 1  # number of consecutive ranks that get the same rows of a batch, and are one replica in sync
     die_together: bool = False  # if one process is lost, all of them start again: those of a TPU slice
+
+
+def in_sync(setup: ReplicaSetup) -> ReplicaSetup:
+    """Return the setup with the rank among the replicas that get different rows.
+
+    >>> setup = ReplicaSetup("a", 3, 4, "cpu", ("CPU:0",) * 4, 1, 60.0, 1, same_rows=2)
+    >>> in_sync(setup).rank, in_sync(setup).world_size
+    (1, 2)
+    """
+    count = setup.same_rows
+    devices = setup.worker_devices[::count]
+    return replace(setup, rank=setup.rank // count, world_size=setup.world_size // count, worker_devices=devices)
 
 
 def with_hosts(

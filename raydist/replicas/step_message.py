@@ -78,16 +78,16 @@ class GroupResult:
 
 
 def address_steps(
-    steps: Sequence[PlannedStep], sent: Sequence[SentObjects], ranks: Iterable[int] | None = None
+    steps: Sequence[PlannedStep], sent: Sequence[SentObjects], ranks: Iterable[int] | None = None, same_rows: int = 1
 ) -> dict[int, tuple[StepMessage, list[Any]]]:
     """Return the message for each of these replicas (None: all), and the object references to send along."""
     headers = pickle.dumps([step.header for step in steps], pickle.HIGHEST_PROTOCOL)
     messages = {}
     for rank in range(len(sent)) if ranks is None else ranks:
-        known = sent[rank]
+        known, part = sent[rank], rank // same_rows
         refs: dict[Any, int] = {}
         sources = tuple(
-            address_parts(step.parts, rank, padding=step.header.is_padded(rank), refs=refs) for step in steps
+            address_parts(step.parts, part, padding=step.header.is_padded(part), refs=refs) for step in steps
         )
         numbers, travelling = known.send(refs)
         messages[rank] = StepMessage(headers, sources, numbers), travelling

@@ -134,7 +134,7 @@ class SyncPeers(Peers):
         self._sync_check = SyncCheck(communicator, self._gather_objects, self._compared)
         self._held_buffers: list[torch.Tensor] = []
         self.recovers = False  # True if the driver replaces lost replicas
-        self.on_weight: Callable[[float], None] = lambda _: None  # called with the weight of each batch's gradients
+        self.on_weight: Callable[[float], None] | None = None  # called with the weight of each batch's gradients
         self._has_rules = type(self._rules) is not StrategyHooks  # otherwise there is nothing to call between steps
         # the view of this replica that its rules get
         self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
@@ -263,7 +263,8 @@ class SyncPeers(Peers):
         if batch is not weighed or op is not self._reduce_op:
             self._weigh(batch)
         self._reducer.begin_step(self._step_weight, self._reduce_op is ReduceOp.SUM)
-        self.on_weight(self._step_weight.scale if self._step_weight.counts else 0.0)
+        if self.on_weight is not None:
+            self.on_weight(self._step_weight.scale if self._step_weight.counts else 0.0)
         self._step_is_open = True
         is_padded = batch.padding[self.rank]
         self._held_metrics = self._mirror.hold_metrics() if is_padded else {}

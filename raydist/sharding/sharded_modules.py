@@ -21,8 +21,8 @@ from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import connect_store
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.sharding.initial_values import fill, is_on_meta, replaced
-from raydist.sharding.units import ShardingPlan, find_units, require_no_ties
-from raydist.utils.sharded_tensors import SHARDED, laid_out
+from raydist.sharding.units import DATA_AXES, ShardingPlan, find_units, require_no_ties
+from raydist.utils.sharded_tensors import SHARDED, is_sharded, laid_out
 
 # torch 2.13 has a new name for the same function, and warns of the old one
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -94,12 +94,13 @@ class ShardedModules:
             world_size=self._world_size,
             timeout=timedelta(seconds=self._timeout_s),
         )
-        size = self._plan.shard_size
-        if size < self._world_size:
-            shape, names = (self._world_size // size, size), ("replicate", "shard")
-            self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
-        else:
-            self._mesh = init_device_mesh(self._device.type, (size,), mesh_dim_names=("shard",))
+        names, shape = zip(*self._plan.axes, strict=True)
+        self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
+
+    @property
+    def mesh(self) -> Any:
+        """The `DeviceMesh` of all replicas; None before the first generation."""
+        return self._mesh
 
     def weigh(self, weight: float) -> None:
         """Set the weight of this replica's gradients in the backward passes that follow."""
@@ -123,22 +124,15 @@ class ShardedModules:
         return found
 
     def _shard(self, module: nn.Module) -> None:
-        """Shard a module and its units in place."""
-        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+        """Divide a module in place, and give it values if it has none."""
+        from torch.distributed.fsdp import FSDPModule
 
         gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
-        units = find_units(module, self._plan.policy)
-        require_no_ties(module, units)
-        # Recurrent layers keep their parameters in a list of their own: these stay whole, as outside of modules.
-        recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
-        kept = {parameter for part in recurrent for parameter in part.parameters()}
-        options: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": True, "ignored_params": kept}
-        if self._plan.cpu_offload:
-            options["offload_policy"] = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
-        for unit in (*units.values(), module):
-            dtype = self._plan.param_dtype
-            precision = MixedPrecisionPolicy(param_dtype=dtype, output_dtype=None if unit is not module else None)
-            fully_shard(unit, mp_policy=precision, **options)
+        if self._plan.parallelize is None:
+            self._fully_shard(module)
+        else:
+            self._plan.parallelize(module, self._mesh)
+            self._require_reduction(module)
         for part in module.modules():
             vars(part)[SHARDED] = True
             if isinstance(part, FSDPModule):
@@ -148,7 +142,36 @@ class ShardedModules:
         if is_on_meta(module):
             fill(module, self._device)
         for name, parameter in module.named_parameters():
-            parameter.grad = laid_out(gradients[name], parameter)
+            parameter.grad = laid_out(gradients.get(name), parameter)
+
+    def _fully_shard(self, module: nn.Module) -> None:
+        """Shard a module and its units."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+        units = find_units(module, self._plan.policy)
+        require_no_ties(module, units)
+        # Recurrent layers keep their parameters in a list of their own: these stay whole, as outside of modules.
+        recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+        kept = {parameter for part in recurrent for parameter in part.parameters()}
+        precision = MixedPrecisionPolicy(param_dtype=self._plan.param_dtype)
+        options: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": True, "ignored_params": kept}
+        if self._plan.cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        for unit in (*units.values(), module):
+            fully_shard(unit, mp_policy=precision, **options)
+
+    def _require_reduction(self, module: nn.Module) -> None:
+        """Raise if nothing adds up the gradients of a divided parameter over the replicas with other rows."""
+        data = {name for name, size in self._plan.axes if name in DATA_AXES and size > 1}
+        for name, parameter in module.named_parameters():
+            found: Any = parameter
+            missing = data - set(found.device_mesh.mesh_dim_names or ()) if is_sharded(found) else set()
+            if missing:
+                raise InvalidArgumentError(
+                    f"Gradients of divided parameters must be added up over all replicas with different rows, but "
+                    f"parallelize has divided {name!r} of {type(module).__name__} without the axis "
+                    f"{' and '.join(sorted(missing))}. Apply fully_shard over that axis as well, after other plans."
+                )
 
     def leave(self) -> None:
         """Leave the process group, so that others that wait for this replica fail now. May be called twice."""

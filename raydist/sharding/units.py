@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
@@ -18,22 +19,38 @@ UnitPolicy = Literal["auto"] | tuple[type[nn.Module], ...] | Callable[[str, nn.M
 """The submodules that are units: repeated blocks of lists and sequences, modules of classes, or by name and module."""
 
 
+DATA_AXES = ("replicate", "shard")
+"""Names of the axes of a mesh along which replicas get different rows."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class ShardingPlan:
     """How modules are divided among replicas.
 
     Attributes:
-        shard_size: Number of replicas among which each parameter is divided; groups of so many hold copies.
+        axes: Name and size of each axis of the mesh of replicas, the last one varying fastest. Along "replicate" and
+            "shard", which come first, replicas get different rows, along others the same.
         policy: Which submodules are units.
         param_dtype: Type in which parameters are gathered, and units compute; None for their own.
         cpu_offload: Keep parameters, gradients and optimizer states in host memory.
+        parallelize: Divides a module in place, given the module and the `DeviceMesh`. None: `fully_shard`.
     """
 
-    shard_size: int
+    axes: tuple[tuple[str, int], ...]
     policy: UnitPolicy = "auto"
     param_dtype: torch.dtype | None = None
     cpu_offload: bool = False
+    parallelize: Callable[[nn.Module, Any], object] | None = None
+
+    @property
+    def same_rows(self) -> int:
+        """Number of consecutive replicas that get the same rows.
+
+        >>> ShardingPlan((("shard", 2), ("tensor", 3))).same_rows
+        3
+        """
+        return math.prod(size for name, size in self.axes if name not in DATA_AXES)
 
 
 def find_roots(modules: Sequence[nn.Module]) -> list[nn.Module]:

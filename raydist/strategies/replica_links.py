@@ -73,8 +73,9 @@ class LockStepLink:
     def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
         group = self._replicas()
         if group.is_sharded:  # all replicas take part in reading a tensor
-            return group.ask_mirrors(method, *args)[rank]
+            return group.ask_mirrors(method, *args)[rank * group.steps.same_rows]
         return group.ask_mirrors(method, *args, ranks=[rank])[0]
 
     def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
-        return self._replicas().ask_mirrors(method, *args)
+        group = self._replicas()
+        return group.ask_mirrors(method, *args)[:: group.steps.same_rows]

@@ -240,5 +240,5 @@ class ResizableStrategy(HostedStrategy):
     def _count_for_input(self) -> ReplicaCount:
         if self._replica_count is None:
             plan = self._plan()
-            self._replica_count = ReplicaCount(len(plan.setups), plan.num_workers)
+            self._replica_count = ReplicaCount(len(plan.setups) // plan.setups[0].same_rows, plan.num_workers)
         return self._replica_count

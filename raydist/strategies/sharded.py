@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, final
@@ -14,7 +15,7 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan
 from raydist.replicas.rules import StrategyHooks
-from raydist.sharding.units import ShardingPlan, UnitPolicy
+from raydist.sharding.units import DATA_AXES, ShardingPlan, UnitPolicy
 from raydist.strategies.multi_worker import WorkersStrategy
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -88,9 +89,8 @@ class ShardedStrategy(WorkersStrategy):
         timeouts: Timeouts | None = None,
         resources_per_replica: Mapping[str, float] | None = None,
     ) -> None:
-        self._sharding = ShardingPlan(
-            _require_size(shard_size), _as_policy(policy), _as_type(mixed_precision), bool(cpu_offload)
-        )
+        self._shard_size = _require_size(shard_size)
+        self._sharding = ShardingPlan((), _as_policy(policy), _as_type(mixed_precision), bool(cpu_offload))
         super().__init__(
             "sharded",
             num_workers,
@@ -103,15 +103,126 @@ class ShardedStrategy(WorkersStrategy):
         )
 
     def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:
-        count, size = len(plan.setups), self._sharding.shard_size or len(plan.setups)
+        count, size = len(plan.setups), self._shard_size or len(plan.setups)
         if count % size:
             raise InvalidArgumentError(
                 f"shard_size must divide the number of replicas, got {size} for {count} replicas. Leave it out to "
                 "divide parameters among all of them."
             )
-        sharding = replace(self._sharding, shard_size=size)
-        setups = tuple(replace(setup, rules=rules, sharding=sharding) for setup in plan.setups)
-        return replace(plan, setups=setups)
+        axes = (("replicate", count // size), ("shard", size)) if size < count else (("shard", size),)
+        return _with_sharding(plan, rules, replace(self._sharding, axes=axes))
+
+
+def _with_sharding(plan: LaunchPlan, rules: StrategyHooks, sharding: ShardingPlan) -> LaunchPlan:
+    setups = (replace(each, rules=rules, sharding=sharding, same_rows=sharding.same_rows) for each in plan.setups)
+    return replace(plan, setups=tuple(setups))
+
+
+@final
+class MeshStrategy(WorkersStrategy):
+    """Replica actors in lock step on a mesh, whose modules you divide yourself: tensor parallelism, or several at once.
+
+    `parallelize` runs on every replica when a module arrives, with torch's `DeviceMesh` of all replicas. It applies
+    DTensor plans (`parallelize_module`), `fully_shard`, or both, in place. Along the axes "replicate" and "shard"
+    replicas get different rows of each batch; along others ("tensor", for example) they get the same rows, and count as
+    one replica in sync: `num_replicas_in_sync`, results, `rd.get_replica_context().all_reduce` and metrics are over the
+    replicas with different rows. `rd.get_replica_context().device_mesh` is the mesh.
+
+    What `ShardedStrategy` says of steps, optimizers, reads on the driver and checkpoints holds here, too. Batches are
+    drawn on the driver, not inside `run`, if several replicas get the same rows.
+
+    Args:
+        mesh: Size of each axis by name, those with different rows first: {"replicate": 2, "shard": 2, "tensor": 2}. The
+            number of replicas is the product. The last axis varies fastest: its replicas should be on one node.
+        parallelize: Called with a module and the `DeviceMesh`; divides the module in place. Each divided parameter must
+            lie on all axes with different rows (apply `fully_shard` last), unless these have size 1. Parameters that it
+            leaves whole are kept equal by raydist. Modules may be on the device "meta".
+        devices: A count or names of the devices of each worker. Default: all replicas on one worker.
+        num_workers: Number of workers (nodes). Default: 1.
+        communication_options: Options for the exchange of values.
+        cluster_resolver: Names the workers' machines; see `MultiWorkerMirroredStrategy`.
+        timeouts: The limit of every wait, in seconds.
+        resources_per_replica: Ray resources of one replica; see `MirroredStrategy`.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range; (when the replicas are first needed) the mesh has another
+            number of replicas than the workers; (at a step) gradients of a divided parameter would not be added up.
+        DeadlineExceededError: (at the scope) the cluster can't place the workers within `timeouts.start_s`.
+
+    Source: PyTorch's DeviceMesh and DTensor; Megatron-LM's tensor parallelism (Shoeybi et al. 2019).
+
+    >>> strategy = MeshStrategy({"tensor": 2}, parallelize=lambda model, mesh: None)  # nothing is started yet
+    >>> strategy.close()
+
+    Example::
+
+        def parallelize(model, mesh):
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            for block in model.blocks:
+                parallelize_module(block, mesh["tensor"], plan)
+                fully_shard(block, mesh=mesh["shard"])
+            fully_shard(model, mesh=mesh["shard"])
+
+        strategy = rd.MeshStrategy({"shard": 4, "tensor": 2}, parallelize)
+    """
+
+    def __init__(
+        self,
+        mesh: Mapping[str, int],
+        parallelize: Callable[[nn.Module, Any], object],
+        devices: int | Sequence[Any] | Any = None,
+        num_workers: int | None = None,
+        *,
+        communication_options: CommunicationOptions | None = None,
+        cluster_resolver: ClusterResolver | Any = None,
+        timeouts: Timeouts | None = None,
+        resources_per_replica: Mapping[str, float] | None = None,
+    ) -> None:
+        if not callable(parallelize):
+            raise InvalidArgumentError(
+                f"parallelize must be a function of a module and a DeviceMesh, got {parallelize!r:.80}."
+            )
+        self._sharding = ShardingPlan(_require_axes(mesh), parallelize=parallelize)
+        self._size = math.prod(size for _, size in self._sharding.axes)
+        super().__init__(
+            "mesh",
+            num_workers or 1,
+            self._size // (num_workers or 1) if devices is None else devices,
+            communication_options,
+            cluster_resolver,
+            timeouts=timeouts,
+            resources_per_replica=resources_per_replica,
+            failure_options=None,
+        )
+
+    def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:
+        if len(plan.setups) != self._size:
+            shape = " x ".join(f"{name} {size}" for name, size in self._sharding.axes)
+            raise InvalidArgumentError(
+                f"The workers must have as many replicas as the mesh, {self._size} ({shape}), got {len(plan.setups)}. "
+                "Change mesh, devices or num_workers."
+            )
+        return _with_sharding(plan, rules, self._sharding)
+
+
+def _require_axes(mesh: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    axes = tuple(mesh.items()) if isinstance(mesh, Mapping) else ()
+    sizes = [size for _, size in axes]
+    if (
+        not axes
+        or not all(isinstance(name, str) for name, _ in axes)
+        or not all(type(n) is int and n >= 1 for n in sizes)
+    ):
+        raise InvalidArgumentError(
+            f'mesh must be sizes >= 1 by the names of axes, such as {{"shard": 2, "tensor": 2}}, got {mesh!r:.100}.'
+        )
+    is_data = [name in DATA_AXES for name, _ in axes]
+    if is_data != sorted(is_data, reverse=True):
+        raise InvalidArgumentError(
+            f'The axes "replicate" and "shard", along which rows differ, must come first in mesh, got {list(mesh)}. '
+            "The last axis varies fastest."
+        )
+    return axes
 
 
 def _require_size(size: int | None) -> int:

@@ -127,7 +127,8 @@ class SynchronousStrategy(ResizableStrategy):
     @final
     @property
     def num_replicas_in_sync(self) -> int:
-        return len(self._plan().setups)
+        setups = self._plan().setups
+        return len(setups) // setups[0].same_rows
 
     @final
     def _launch(self) -> ReplicaGroup:
@@ -225,9 +226,15 @@ class SynchronousStrategy(ResizableStrategy):
         returns_none: bool,
     ) -> StepValues:
         group, injected = self._replicas(), {"strategy": self}
-        if group.copies is not None:
+        if group.copies is not None or group.steps.same_rows > 1:
             iterators = [leaf for leaf in leaves_in((args, named)) if isinstance(leaf, DistributedIterator)]
-            group.copies.before_step(iterators)
+            if iterators and group.steps.same_rows > 1:
+                raise FailedPreconditionError(
+                    f"Replicas of {self._name} that get the same rows cannot draw batches themselves. Draw them on the "
+                    "driver: for batch in dataset: strategy.run(step, args=(batch,))."
+                )
+            if group.copies is not None:
+                group.copies.before_step(iterators)
         loop = begin_loop((args, named), self._loop_replicas)
         with self._summaries.pickling(), contextlib.nullcontext() if loop is None else sending_managers():
             ship = functools.partial(self._mirror.prepare, fn, args, named, injected=injected)
@@ -312,7 +319,7 @@ class SynchronousStrategy(ResizableStrategy):
 
     @final
     def _num_readers(self) -> int:
-        return len(self._plan().setups)
+        return self.num_replicas_in_sync
 
     @final
     def _worker_nodes(self) -> tuple[str, ...]:
