@@ -61,6 +61,17 @@ def _distributed_dataset() -> type:
     return DistributedDataset
 
 
+_HINTS_OF_SHARDING = {
+    "mixed torch.Tensor and DTensor": "In a step of ShardedStrategy a parameter is a DTensor. Use it within the "
+    "module's forward pass, or gather it by parameter.full_tensor().",
+    "FSDP state has already been lazily initialized": "A sharded module must be called as a whole, its parts only from "
+    "within its forward pass.",
+    "out of bounds for storage of size 0": "A sharded module frees its parameters after each pass, so no second "
+    "backward pass can go through the first (create_graph=True).",
+    "expects uniform original parameter dtype": "Parameters of one unit must have one type. Give ShardedStrategy a "
+    "policy that makes units of the parts with other types.",
+}
+
 _NO_MEMORY = "can't allocate memory"  # torch's allocator for the CPU
 
 
@@ -79,7 +90,10 @@ def add_hint(error: BaseException) -> None:
             "rd.get_replica_context().all_reduce or all_gather. raydist reduces gradients itself, so put no "
             "DistributedDataParallel around the model. A step that needs torch.distributed must initialize it.",
         )
-    elif isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in message_of(error):
+    for part, hint in _HINTS_OF_SHARDING.items():
+        if part in message_of(error):
+            annotate(error, hint)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in message_of(error):
         annotate(
             error,
             "The device has no memory left. If the model is too large for one device, rd.ShardedStrategy divides "

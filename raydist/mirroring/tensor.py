@@ -328,7 +328,8 @@ class MirroredTensor(torch.Tensor):
         record = record_of(self)
         record.owner.before_values(record)
         with plain_tensors():
-            copy = _as_plain(self, self.detach().clone(memory_format=torch.preserve_format))
+            values = self.detach().clone(memory_format=torch.preserve_format)
+        copy = _as_plain(self, record.owner.values_of(record) if record.is_elsewhere else values)
         record.owner.copied(copy)
         memo[id(self)] = copy
         return copy
@@ -336,8 +337,9 @@ class MirroredTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         record = record_of(self)
         record.owner.before_values(record)
+        values = record.owner.values_of(record) if record.is_elsewhere else None
         with plain_tensors():
-            return _as_plain(self, self.detach()).__reduce_ex__(protocol)
+            return _as_plain(self, self.detach() if values is None else values).__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # its stub has no keyword
         record = record_of(self)

@@ -31,8 +31,10 @@ from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.sync_peers import SyncPeers
+from raydist.sharding.clipping import clip_grad_norm_
 from raydist.summary.record import Record
 from raydist.summary.recording import StepRecorder
+from raydist.utils.sharded_tensors import is_sharded
 
 
 def _refused(what: str) -> Callable[..., NoReturn]:
@@ -79,6 +81,7 @@ def watch_gradient_readers() -> None:
     scaler = torch.amp.GradScaler
     for name in ("unscale_", "step"):
         setattr(scaler, name, _after_exchange(getattr(scaler, name), 1, "optimizer", _parameters_of))
+    clip_grad.clip_grad_norm_ = _for_both_kinds(clip_grad.clip_grad_norm_)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         wrapped = _after_exchange(getattr(clip_grad, name), 0, "parameters", _listed)
         setattr(clip_grad, name, wrapped)
@@ -104,6 +107,23 @@ def _after_exchange(
         return function(*args, **kwargs)
 
     return read
+
+
+def _for_both_kinds(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap torch's `clip_grad_norm_`, which refuses whole parameters beside divided ones."""
+
+    @functools.wraps(torchs)
+    def clip(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+        kinds = (
+            {is_sharded(each.grad) for each in parameters if each.grad is not None}
+            if isinstance(parameters, list)
+            else ()
+        )
+        if len(kinds) < 2 or args or kwargs.get("error_if_nonfinite"):
+            return torchs(parameters, max_norm, norm_type, *args, **kwargs)
+        return clip_grad_norm_(parameters, max_norm, norm_type)
+
+    return clip
 
 
 def _noting_cleared(zero_grad: Callable[..., None]) -> Callable[..., None]:

@@ -106,12 +106,27 @@ def replaced(
         before = _tensors_of(module)
         change(module)
         after = _tensors_of(module)
-        moved |= {id(tensor): after[name] for name, tensor in before.items() if after[name] is not tensor}
+        gone = {id(tensor): after[name] for name, tensor in before.items() if after[name] is not tensor}
+        _require_no_others(module, gone)
+        moved |= gone
     for _, obj in items:
         if isinstance(obj, torch.optim.Optimizer):
             for group in obj.param_groups:
                 group["params"] = [moved.get(id(parameter), parameter) for parameter in group["params"]]
     return [(handle, moved.get(id(obj), obj)) for handle, obj in items], moved
+
+
+def _require_no_others(module: nn.Module, gone: Mapping[int, Any]) -> None:
+    """Raise if a part refers to a parameter in a second way, which a new parameter does not change."""
+    for part in module.modules():
+        for name, held in vars(part).items():
+            values = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else (held,)
+            if any(isinstance(value, nn.Parameter) and id(value) in gone for value in values):
+                raise InvalidArgumentError(
+                    f"Parameters of a module whose values replicas make or divide must be read as attributes, but "
+                    f"{name!r} of {type(part).__name__} holds them in a {type(held).__name__}. Use nn.ParameterList or "
+                    "nn.ParameterDict, or make the collection in forward()."
+                )
 
 
 def _tensors_of(module: nn.Module) -> Mapping[str, torch.Tensor]:

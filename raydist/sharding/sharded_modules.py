@@ -21,7 +21,7 @@ from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import connect_store
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.sharding.initial_values import fill, is_on_meta, replaced
-from raydist.sharding.units import DATA_AXES, ShardingPlan, find_units, require_no_ties
+from raydist.sharding.units import DATA_AXES, ShardingPlan, find_roots, find_units, require_apart, require_no_ties
 from raydist.utils.sharded_tensors import SHARDED, is_sharded, laid_out
 
 # torch 2.13 has a new name for the same function, and warns of the old one
@@ -110,13 +110,15 @@ class ShardedModules:
         """Shard new objects; return them, with sharded parameters in the place of whole ones.
 
         Raises:
-            InvalidArgumentError: A module has units that share a parameter, or an optimizer needs whole tensors.
+            InvalidArgumentError: Modules or units share a parameter, a part cannot be divided, or an optimizer needs
+                whole tensors.
         """
         for _, obj in items:
             if isinstance(obj, torch.optim.Optimizer):
                 _require_elementwise(obj)
             elif hasattr(obj, "distributed_available_fn"):
                 obj.distributed_available_fn = _never  # torchmetrics would add up the states of all replicas
+        require_apart(find_roots([obj for _, obj in items if isinstance(obj, nn.Module)]))
         found, moved = replaced(items, self._shard)
         for _, obj in found:
             if isinstance(obj, torch.optim.Optimizer):
@@ -127,6 +129,9 @@ class ShardedModules:
         """Divide a module in place, and give it values if it has none."""
         from torch.distributed.fsdp import FSDPModule
 
+        if _is_laid_out(module):
+            return
+        _make_fit(module)
         gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
         if self._plan.parallelize is None:
             self._fully_shard(module)
@@ -153,6 +158,7 @@ class ShardedModules:
         # Recurrent layers keep their parameters in a list of their own: these stay whole, as outside of modules.
         recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
         kept = {parameter for part in recurrent for parameter in part.parameters()}
+        kept |= {parameter for parameter in module.parameters() if parameter.ndim == 0}  # they have no rows
         precision = MixedPrecisionPolicy(param_dtype=self._plan.param_dtype)
         options: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": True, "ignored_params": kept}
         if self._plan.cpu_offload:
@@ -178,6 +184,41 @@ class ShardedModules:
         if self._mesh is not None and dist.is_initialized():
             with contextlib.suppress(Exception):  # another member is gone
                 dist.destroy_process_group()
+
+
+def _is_laid_out(module: nn.Module) -> bool:
+    """Return True for a new module around sharded ones, without parameters of its own.
+
+    Raises:
+        InvalidArgumentError: It has both kinds of parameters.
+    """
+    if not any(SHARDED in vars(part) for part in module.modules()):
+        return False
+    own = [name for name, parameter in module.named_parameters() if not is_sharded(parameter)]
+    if own:
+        raise InvalidArgumentError(
+            f"A module that a step has used must not become a part of a module with other parameters, but "
+            f"{type(module).__name__} has {own[0]!r} beside it. Make the whole module before the first step, or call "
+            "the new part on the output of the old one."
+        )
+    return True
+
+
+def _make_fit(module: nn.Module) -> None:
+    """Change the memory of parameters into that which `fully_shard` takes.
+
+    Raises:
+        InvalidArgumentError: Gradients of a part would be sparse.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise InvalidArgumentError(
+                f"Gradients of sharded parameters must be dense, but {name or 'the module'!r} is an "
+                f"{type(part).__name__}(sparse=True). Leave sparse out, or use ParameterServerStrategy."
+            )
+    for parameter in module.parameters():
+        if not parameter.is_contiguous():  # of torch.channels_last
+            parameter.data = parameter.data.contiguous()
 
 
 def _move_states(optimizer: torch.optim.Optimizer, moved: Mapping[int, nn.Parameter]) -> None:

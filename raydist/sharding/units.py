@@ -106,6 +106,29 @@ def _repeated(root: nn.Module) -> Mapping[str, nn.Module]:
     return found
 
 
+def require_apart(roots: Sequence[nn.Module]) -> None:
+    """Raise InvalidArgumentError if modules that are called by themselves share a parameter: each would train its own.
+
+    >>> encoder = nn.Linear(2, 2)
+    >>> require_apart([encoder, nn.Linear(2, 2)])
+    >>> require_apart([nn.Sequential(encoder, nn.ReLU()), nn.Sequential(encoder, nn.Tanh())])
+    Traceback (most recent call last):
+    ...
+    raydist.core.errors.InvalidArgumentError: Sharded modules that are called by themselves must not share a \
+parameter, but '0.weight' of Sequential is also '0.weight' of Sequential. Make them parts of one module, and call that.
+    """
+    owners: dict[int, tuple[nn.Module, str]] = {}
+    for root in roots:
+        for name, parameter in root.named_parameters():
+            owner, first = owners.setdefault(id(parameter), (root, name))
+            if owner is not root:
+                raise InvalidArgumentError(
+                    f"Sharded modules that are called by themselves must not share a parameter, but {first!r} of "
+                    f"{type(owner).__name__} is also {name!r} of {type(root).__name__}. Make them parts of one module, "
+                    "and call that."
+                )
+
+
 def require_no_ties(root: nn.Module, units: Mapping[str, nn.Module]) -> None:
     """Raise InvalidArgumentError if two units share a parameter: each is gathered and freed by itself.
 

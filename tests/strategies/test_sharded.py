@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import raydist as rd
+from raydist.context.run_call import add_hint
+from raydist.sharding.initial_values import replaced
+from raydist.sharding.sharded_modules import ShardedModules
+from raydist.sharding.units import ShardingPlan
 from raydist.testing import strategy_contract as contract
 from raydist.testing.training_program import Program
+from raydist.utils.sharded_tensors import SHARDED
 from tests.shared_strategies import KeptStrategies
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -256,10 +263,52 @@ def test_a_model_on_meta_gets_the_values_of_a_plain_one(two: rd.ShardedStrategy,
         assert all(strategy.local_results(strategy.run(step, args=(batch,))))
         assert difference(dict(plain.state_dict()), dict(model.state_dict())) < 1e-6
         assert first.is_meta, "the driver keeps no values"
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            torch.testing.assert_close(dict(copied.state_dict()), dict(model.state_dict()), rtol=0.0, atol=0.0)
         with pytest.raises(rd.FailedPreconditionError, match="cannot be written to on the driver"):
             first.data.fill_(1.0)
         with pytest.raises(rd.FailedPreconditionError, match="cannot be written to on the driver"), torch.no_grad():
             first.zero_()
+
+
+class Recurrent(nn.Module):
+    """Parts whose parameters stay whole, beside a divided one, and one that is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Conv2d(2, 3, 2)
+        self.memory, self.out, self.scale = (
+            nn.GRU(3, 4, batch_first=True),
+            nn.Linear(4, 3),
+            nn.Parameter(torch.ones(())),
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.out(self.memory(self.filter(x).flatten(2).mT)[0][:, -1]) * self.scale.exp()
+
+
+def test_parts_that_stay_whole_are_trained_and_clipped(two: rd.ShardedStrategy) -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor, ...]]:
+        model = Recurrent().double().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return model, optimizer, (torch.randn(46, 2, 3, 3, dtype=torch.float64), torch.randint(0, 3, (46,)))
+
+    expected, slots = train(rd.OneDeviceStrategy("cpu"), make)
+    found, found_slots = train(two, make)
+    assert difference(expected, found) < 1e-9
+    assert difference(slots, found_slots) < 1e-9
+
+
+class Listed(nn.Module):
+    """A module that reads its parameter from a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.scales = [self.scale]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * self.scales[0]
 
 
 class Bare(nn.Module):
@@ -332,6 +381,46 @@ def test_arguments_that_cannot_be() -> None:
 def test_a_size_that_does_not_divide_the_replicas(ray_cluster: None) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="shard_size must divide the number of replicas, got 2 for 3"):
         _ = sharded(3, 2).num_replicas_in_sync
+
+
+def layer() -> nn.Linear:
+    return nn.Linear(2, 2)
+
+
+def test_parts_that_cannot_be_divided() -> None:
+    modules = ShardedModules(ShardingPlan((("shard", 1),)), 0, 1, torch.device("cpu"), 5.0)
+    encoder, tied = layer(), layer()
+    tied.weight = encoder.weight
+    used = layer()
+    vars(used)[SHARDED] = True
+    cases: list[tuple[list[nn.Module], str]] = [
+        ([nn.Sequential(encoder, layer()), nn.Sequential(encoder, nn.Tanh())], "'0.weight' of Sequential is also '0"),
+        ([encoder, tied], "'weight' of Linear is also 'weight' of Linear"),
+        ([nn.Sequential(used, layer())], "Sequential has '0.weight' beside it"),
+        ([nn.Sequential(nn.Embedding(3, 2, sparse=True))], "'0' is an Embedding"),
+    ]
+    for parts, message in cases:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            modules.lay_out(list(enumerate(parts)))
+    with pytest.raises(rd.InvalidArgumentError, match="'scales' of Listed holds them in a list"):
+        replaced([(0, Listed())], lambda module: setattr(module, "scale", nn.Parameter(torch.zeros(3))))
+
+
+def test_errors_of_torch_get_a_hint() -> None:
+    error = RuntimeError("aten.mm.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor")
+    add_hint(error)
+    assert "gather it by parameter.full_tensor()" in error.__notes__[0]
+
+
+def test_a_module_around_a_used_one(two: rd.ShardedStrategy) -> None:
+    with two.scope():
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    rows = torch.ones(1, 3)
+    two.run(lambda: model(rows).shape)
+    with two.scope():
+        around = nn.Sequential(model, nn.Softmax(dim=1))
+    found = two.local_results(two.run(lambda: around(rows)))[0]
+    torch.testing.assert_close(found, model(rows).softmax(1))
 
 
 @pytest.mark.parametrize("case", ["lbfgs", "tie", "hook"])
