@@ -68,6 +68,8 @@ _HINTS_OF_SHARDING = {
     "within its forward pass.",
     "out of bounds for storage of size 0": "A sharded module frees its parameters after each pass, so no second "
     "backward pass can go through the first (create_graph=True).",
+    "operation to complete": "All replicas must make the same passes in the same order. One may have left a loop "
+    "early, or have branched by its rank or its rows.",
     "expects uniform original parameter dtype": "Parameters of one unit must have one type. Give ShardedStrategy a "
     "policy that makes units of the parts with other types.",
 }

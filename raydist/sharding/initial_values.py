@@ -103,11 +103,11 @@ def replaced(
     """
     moved: dict[int, Any] = {}
     for module in find_roots([obj for _, obj in items if isinstance(obj, nn.Module)]):
-        before = _tensors_of(module)
+        before, classes = _tensors_of(module), {part: type(part).__name__ for part in module.modules()}
         change(module)
         after = _tensors_of(module)
         gone = {id(tensor): after[name] for name, tensor in before.items() if after[name] is not tensor}
-        _require_no_others(module, gone)
+        _require_no_others(classes, gone)
         moved |= gone
     for _, obj in items:
         if isinstance(obj, torch.optim.Optimizer):
@@ -116,15 +116,15 @@ def replaced(
     return [(handle, moved.get(id(obj), obj)) for handle, obj in items], moved
 
 
-def _require_no_others(module: nn.Module, gone: Mapping[int, Any]) -> None:
+def _require_no_others(classes: Mapping[nn.Module, str], gone: Mapping[int, Any]) -> None:
     """Raise if a part refers to a parameter in a second way, which a new parameter does not change."""
-    for part in module.modules():
+    for part, kind in classes.items():
         for name, held in vars(part).items():
             values = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else (held,)
             if any(isinstance(value, nn.Parameter) and id(value) in gone for value in values):
                 raise InvalidArgumentError(
                     f"Parameters of a module whose values replicas make or divide must be read as attributes, but "
-                    f"{name!r} of {type(part).__name__} holds them in a {type(held).__name__}. Use nn.ParameterList or "
+                    f"{name!r} of {kind} holds them in a {type(held).__name__}. Use nn.ParameterList or "
                     "nn.ParameterDict, or make the collection in forward()."
                 )
 
