@@ -31,7 +31,7 @@ from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.sync_peers import SyncPeers
-from raydist.sharding.clipping import clip_grad_norm_
+from raydist.sharding import clipping
 from raydist.summary.record import Record
 from raydist.summary.recording import StepRecorder
 from raydist.utils.sharded_tensors import is_sharded
@@ -82,6 +82,7 @@ def watch_gradient_readers() -> None:
     for name in ("unscale_", "step"):
         setattr(scaler, name, _after_exchange(getattr(scaler, name), 1, "optimizer", _parameters_of))
     clip_grad.clip_grad_norm_ = _for_both_kinds(clip_grad.clip_grad_norm_)
+    clipping.clip_grad_norm_ = _after_exchange(clipping.clip_grad_norm_, 0, "parameters", _listed)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         wrapped = _after_exchange(getattr(clip_grad, name), 0, "parameters", _listed)
         setattr(clip_grad, name, wrapped)
@@ -121,7 +122,7 @@ def _for_both_kinds(torchs: Callable[..., Any]) -> Callable[..., Any]:
         )
         if len(kinds) < 2 or args or kwargs.get("error_if_nonfinite"):
             return torchs(parameters, max_norm, norm_type, *args, **kwargs)
-        return clip_grad_norm_(parameters, max_norm, norm_type)
+        return clipping.clip_grad_norm_(parameters, max_norm, norm_type)
 
     return clip
 

@@ -172,6 +172,7 @@ class ReplicaRunner:
         )
         self._loops = ReplicaLoops(self._saves)
         self._failure: tuple[int, BaseException] | None = None  # a step that failed, and its error
+        self._last_step: int | None = None  # the last step that has arrived in this generation
         self._held_back: list[StepPayload] = []  # payloads of refused steps, which may come again
         self._refused: dict[int, PortableError] = {}  # why the last saves were refused, by their step
         self._sharded = None
@@ -263,6 +264,7 @@ class ReplicaRunner:
         self._peers.recovers = self._setup.failures is not None
         self._calls.join(self._view, self._peers)
         self._failure = None
+        self._last_step = None
 
     def _merged(self, objects: Mapping[str, Any], driver_items: Mapping[str, Mapping[str, int]]) -> MergedStates:
         """Merge the values that differ between replicas; a collective of all replicas."""
@@ -293,6 +295,7 @@ class ReplicaRunner:
         began = time.perf_counter()
         headers = message.steps()
         try:
+            self._follow(message.after, headers)
             objects = self._objects.receive(message.objects, objects)
         except FailedPreconditionError as failure:
             error = failure
@@ -309,6 +312,15 @@ class ReplicaRunner:
             error, results = error or failure, []
         boundary = None if self._recovery is None else self._recovery.rollback.boundary
         return GroupResult(tuple(results), time.perf_counter() - began, error, self._mirror.take_remarks(), boundary)
+
+    def _follow(self, after: int | None, headers: Sequence[StepHeader]) -> None:
+        """Raise if a message before this one has not arrived: Ray drops a call whose arguments are lost."""
+        last, self._last_step = self._last_step, headers[-1].step
+        if after is not None and after != last:
+            raise FailedPreconditionError(
+                f"Steps must come in their order, but step {headers[0].step}, which follows step {after}, came after "
+                f"step {last}. A message between them was lost."
+            )
 
     def run_one(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step in a group of one replica; after a failure the caller must call `join` before the next step.

@@ -41,6 +41,7 @@ class StepMessage:
     headers: bytes  # a pickle of the list of headers, made once for all replicas
     sources: tuple[tuple[PartSource, ...], ...]  # locations of this replica's parts, for each step
     objects: tuple[int, ...] = ()  # numbers of the objects that `sources` index, see `KeptObjects`
+    after: int | None = None  # the last step of the message before; None for the first one of a generation
 
     __reduce__ = by_fields
 
@@ -90,7 +91,8 @@ def address_steps(
             address_parts(step.parts, part, padding=step.header.is_padded(part), refs=refs) for step in steps
         )
         numbers, travelling = known.send(refs)
-        messages[rank] = StepMessage(headers, sources, numbers), travelling
+        messages[rank] = StepMessage(headers, sources, numbers, known.last_step), travelling
+        known.last_step = steps[-1].header.step
     return messages
 
 
@@ -99,13 +101,17 @@ _KEPT = 2  # the current one, and the previous one for a replica that lags one b
 
 @final
 class SentObjects:
-    """The objects of Ray's store that the driver has sent to one replica, by reference.
+    """The steps, and the objects of Ray's store by reference, that the driver has sent to one replica.
 
     An object holds the rows of several steps, and mapping it again for each step took a replica 1.5 ms. Both sides
     number the objects in the order of sending and keep the last ones, so they need no messages about this.
+
+    Attributes:
+        last_step: The last step that was sent; None if a message may not have arrived.
     """
 
     def __init__(self) -> None:
+        self.last_step: int | None = None
         self._numbers: dict[Any, int] = {}
         self._next = 0
 
@@ -122,8 +128,9 @@ class SentObjects:
         return tuple(numbers), travelling
 
     def forget(self) -> None:
-        """Forget all objects, because a message may not have arrived: every object is sent again."""
+        """Forget everything, because a message may not have arrived: every object is sent again."""
         self._numbers.clear()
+        self.last_step = None
 
 
 @final

@@ -197,3 +197,18 @@ def test_parameters_whose_gradients_nothing_adds_up(ray_cluster: None) -> None:
             strategy.local_results(strategy.run(lambda: layer(torch.ones(1, 2)).sum().item()))
     finally:
         strategy._abort(fetch=False)
+
+
+def test_gradients_that_the_program_has_set_are_exchanged_before_they_are_clipped(mirrored: Any) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step() -> tuple[float, float]:
+        weight.grad = torch.full((1,), 1.0 + rd.get_replica_context().replica_id_in_sync_group)
+        norm = rd.clip_grad_norm_([weight], 0.5)
+        optimizer.step()
+        return float(norm), float(weight.grad)
+
+    assert strategy.local_results(strategy.run(step)) == (pytest.approx((1.5, 0.5), rel=1e-4),) * 2

@@ -323,6 +323,33 @@ def test_a_spare_takes_the_place_of_a_killed_replica_and_another_one_gets_ready(
 
 
 @pytest.mark.timeout(120)
+def test_a_step_whose_message_is_lost_is_not_left_out(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray drops a call to one replica whose arguments are gone; later calls to it go on."""
+
+    def step(number: int) -> float:
+        return float(rd.get_replica_context().all_reduce("SUM", float(number)))
+
+    def lose() -> None:
+        raise rd.UnavailableError("An argument was lost with its owner.")
+
+    options = rd.FailureOptions(recover=True)
+    with rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, failure_options=options) as strategy:
+        strategy.run(step, args=(0,))
+        actors = strategy._launch()._actors
+        send, numbers = actors.send, []
+
+        def send_or_lose(rank: int, message: Any, objects: Any) -> Any:
+            numbers.append(rank)
+            return ray.remote(lose).remote() if len(numbers) == 4 else send(rank, message, objects)
+
+        monkeypatch.setattr(actors, "send", send_or_lose)
+        results = [strategy.run(step, args=(number,)) for number in range(30)]
+        assert [each.values for each in results] == [(2.0 * number,) * 2 for number in range(30)]
+        assert numbers[3] == 1
+        assert [failure.ranks for failure in strategy.failures()] == [()]
+
+
+@pytest.mark.timeout(120)
 def test_a_step_that_always_kills_is_an_error_that_names_it(ray_cluster: None) -> None:
     def step() -> float:
         context = rd.get_replica_context()
