@@ -152,6 +152,7 @@ def test_all_servers_go_back_to_the_checkpoint_and_what_had_not_ended_runs_again
         program.manager.close()
 
 
+@pytest.mark.long
 def test_steps_of_several_workers_go_on_after_two_losses_at_a_time(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def strategy(ray_cluster: None, request: pytest.FixtureRequest, monkeypatch: pyt
     [
         ("mirrored 1", "convolutions", [("forward", 3, 0), ("update", 12, 0)]),
         ("central 2", "convolutions", [("forward", 2, 1), ("update", 9, 0)]),
-        ("central 2", "accumulation", [("end", 4, 0), ("end", 9, 1)]),
+        pytest.param("central 2", "accumulation", [("end", 4, 0), ("end", 9, 1)], marks=pytest.mark.long),
     ],
     indirect=["strategy"],
 )
@@ -106,7 +106,7 @@ def loops(strategy: Strategy, folder: Path, *kills: Kill) -> tuple[dict[str, tor
     ("strategy", "kills"),
     [
         ("mirrored 2", [("part 0", 1, 1), ("part 2", 0, 0), ("part 7", 3, 1)]),
-        ("mirrored 1", [("part 1", 1, 0), ("part 6", 0, 0)]),
+        pytest.param("mirrored 1", [("part 1", 1, 0), ("part 6", 0, 0)], marks=pytest.mark.long),
     ],
     indirect=["strategy"],
 )
@@ -121,6 +121,7 @@ def test_a_loop_in_the_replicas_runs_again_from_its_beginning(
     assert mean_again == mean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["mirrored 2"], indirect=True)
 def test_fit_with_several_steps_in_one_execution_goes_on(strategy: Strategy, tmp_path: Path) -> None:
     def fit(name: str, *calls: tuple[int, int]) -> tuple[dict[str, torch.Tensor], dict[str, list[float]], list[str]]:
@@ -145,6 +146,7 @@ def test_fit_with_several_steps_in_one_execution_goes_on(strategy: Strategy, tmp
     assert (history_again, saved_again) == (history, saved)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["mirrored 2"], indirect=True)
 def test_a_loop_that_saves_checkpoints_saves_the_same_ones(strategy: Strategy, tmp_path: Path) -> None:
     def train(name: str, *kills: Kill) -> dict[str, torch.Tensor]:
