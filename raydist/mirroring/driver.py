@@ -41,7 +41,7 @@ _READ_SEVERAL = {
 """Attributes of modules and optimizers by which a program reads more than one tensor."""
 
 
-_HELD_S = 0.2
+_HELD_S = 0.2  # for which another thread waits for the lock before it marks values as stale without it
 
 
 @final
@@ -198,18 +198,20 @@ class MirrorDriver:
             if self._pending is not None:
                 self._mark_sent(self._pending)
                 self._pending = None
-            for part in (self._variables, self._control, self._states):
-                part.expire()
+            self._expire_parts()
 
     def expire(self) -> None:
         """Mark the driver's values as stale, from another thread than the program's, which may be fetching values."""
         held = self._lock.acquire(timeout=_HELD_S)  # a longer wait is one for this thread
         try:
-            for part in (self._variables, self._control, self._states):
-                part.expire()
+            self._expire_parts()
         finally:
             if held:
                 self._lock.release()
+
+    def _expire_parts(self) -> None:
+        for part in (self._variables, self._control, self._states):
+            part.expire()
 
     def _mark_sent(self, payload: StepPayload) -> None:
         new, attributes = self._found

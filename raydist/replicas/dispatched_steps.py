@@ -160,11 +160,11 @@ class DispatchedSteps:
             self.last = dispatched.number
             with self._changed:
                 if len(self._gathered) >= self._policy.group_size(self._keys(step)):
-                    self._send_gathered()
+                    self.send_all()
                 self._gathered.append(Dispatched(step, dispatched.sent))
                 full = len(self._gathered) >= self._policy.group_size(self._keys())
                 if at_once or full or len(self._running) < _BUSY:
-                    self._send_gathered()
+                    self.send_all()
                 else:
                     self._wake_thread()
         return dispatched
@@ -175,9 +175,6 @@ class DispatchedSteps:
 
     def send_all(self) -> None:
         """Send all dispatched steps, so that a call to a replica comes after them."""
-        self._send_gathered()
-
-    def _send_gathered(self) -> None:
         with self._changed:
             gathered, self._gathered = self._gathered, []
             if gathered:
@@ -228,7 +225,7 @@ class DispatchedSteps:
             if group in self._running:
                 self._running.remove(group)
             if len(self._running) < _BUSY:
-                self._send_gathered()
+                self.send_all()
 
     def wait(self) -> None:
         """Wait for every dispatched step; raise the error of the first step that failed."""
@@ -254,7 +251,7 @@ class DispatchedSteps:
         Replicas must have what the collected steps bring: the driver will not send it again.
         """
         with self._changed:
-            self._send_gathered()
+            self.send_all()
             groups = list(self._unfinished)
             self._unfinished.clear()
             self._running.clear()
@@ -283,7 +280,7 @@ class DispatchedSteps:
         """Return the first group whose errors nobody has read; None if there is none."""
         with self._changed:
             if not self._unfinished:
-                self._send_gathered()
+                self.send_all()
             return self._unfinished[0] if self._unfinished else None
 
     def _is_under_way(self, group: SentGroup) -> bool:
@@ -448,7 +445,7 @@ class DispatchedSteps:
     def group_of(self, step: DispatchedStep) -> SentGroup:
         """Return the group of a step, which is sent now if it was not."""
         if step.sent.group is None:
-            self._send_gathered()
+            self.send_all()
         if step.sent.group is None:
             raise FailedPreconditionError(f"raydist bug: step {step.number} must have been sent by now.")
         return step.sent.group

@@ -18,9 +18,9 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scale the gradients of parameters so that their norm together is at most `max_norm`, in place.
 
-    As `torch.nn.utils.clip_grad_norm_`, which refuses parameters that are divided along different axes of a mesh, or
-    some of which are whole: tensor parallelism with `rd.MeshStrategy`, and recurrent layers with `rd.ShardedStrategy`.
-    If some are divided, all replicas must call it together.
+    As `torch.nn.utils.clip_grad_norm_`, which refuses parameters that are divided along different axes of a mesh, as
+    by tensor parallelism with `rd.MeshStrategy`; outside a step of a strategy it also refuses whole ones beside divided
+    ones. If some are divided, all replicas must call it together.
 
     Args:
         parameters: Parameters; those without a gradient are left out.

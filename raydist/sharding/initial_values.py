@@ -25,7 +25,7 @@ INITIAL_VALUES = "_raydist_initial_values"
 @final
 @dataclass(frozen=True, slots=True)
 class InitialValues:
-    """How values are made: by `init`, called with the module; None for each part's `reset_parameters()`."""
+    """The source of first values: `init`, called with the module; None for each part's `reset_parameters()`."""
 
     init: Callable[[nn.Module], object] | None
     seed: int

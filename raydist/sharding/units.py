@@ -26,7 +26,7 @@ DATA_AXES = ("replicate", "shard")
 @final
 @dataclass(frozen=True, slots=True)
 class ShardingPlan:
-    """How modules are divided among replicas.
+    """The division of modules among replicas.
 
     Attributes:
         axes: Name and size of each axis of the mesh of replicas, the last one varying fastest. Along "replicate" and
