@@ -18,6 +18,7 @@ import raydist as rd
 TRAIN, INPUT = {"CPU": 1.0, "train": 1.0}, {"CPU": 1.0, "input": 1.0}
 LIMITS = rd.Timeouts(start_s=60, idle_s=2.0, element_s=60)
 GONE_S = 30.0
+ELASTIC_S = 150.0
 
 
 def living() -> set[str]:
@@ -90,6 +91,53 @@ def lose_a_node() -> dict[str, Any]:
     return {"weights": weights, "moved": nodes[0] != nodes[1], "ranks": ranks, "left": until_one_is_left()}
 
 
+def lose_a_node_of_an_elastic_strategy() -> dict[str, Any]:
+    """Training goes on with one replica, and with two once the autoscaler has added a node."""
+    elastic = rd.Elastic(min_replicas=1, max_replicas=2, grow_after_s=1)
+    options = rd.FailureOptions(replace_s=1, elastic=elastic)
+    strategy = rd.MultiWorkerMirroredStrategy(
+        2, 1, resources_per_replica=TRAIN, timeouts=LIMITS, failure_options=options
+    )
+    with strategy:
+        with strategy.scope():
+            model = torch.nn.Linear(2, 1, bias=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            torch.nn.init.zeros_(model.weight)
+
+        def step(batch: torch.Tensor) -> tuple[list[int], str, int]:
+            optimizer.zero_grad()
+            model(torch.ones(len(batch), 2)).mean().backward()
+            optimizer.step()
+            time.sleep(0.05)
+            return batch.tolist(), ray.get_runtime_context().get_node_id(), os.getppid()
+
+        nodes: list[tuple[str, ...]] = []  # of the replicas
+        rows: list[int] = []
+        end = time.monotonic() + ELASTIC_S
+        for number, batch in enumerate(strategy.distribute_dataset(rd.Dataset.range(100_000).batch(4))):
+            results = strategy.local_results(strategy.run(step, args=(batch,)))
+            rows += [row for part, *_ in results for row in part]
+            if number == 10:
+                os.kill(results[1][2], signal.SIGKILL)  # the node's raylet
+            present = tuple(node for _, node, _ in results)
+            if len(present) == strategy.num_replicas_in_sync and nodes[-1:] != [present]:
+                nodes.append(present)
+            if (len({*present}) == 2 and present != nodes[0]) or time.monotonic() > end:
+                break
+        steps = number + 1
+        weight = float(model.weight.detach()[0, 0])
+        lost = sum(failure.num_lost_results for failure in strategy.failures())
+    return {
+        "first": len({*nodes[0]}),
+        "last": len({*nodes[-1]} - {nodes[0][1]}),
+        "changes": len(nodes) - 1,
+        "weight_differs": abs(weight + 0.1 * steps) / steps,
+        "doubled": len(rows) - len(set(rows)),
+        "absent": 4 * steps - len(rows) - 2 * lost,
+        "left": until_one_is_left(),
+    }
+
+
 def read_on_nodes_that_come() -> dict[str, Any]:
     """No node has room for the input workers."""
     options = rd.InputOptions(num_input_workers=2, resources_per_input_worker=INPUT)
@@ -120,5 +168,6 @@ def ask_for_too_much() -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.environ["RAY_SCHEDULER_EVENTS"] = "0"
-    programs = (ask_for_too_much, train_on_two_more_nodes, read_on_nodes_that_come, lose_a_node)
+    programs = [ask_for_too_much, train_on_two_more_nodes, read_on_nodes_that_come, lose_a_node]
+    programs.append(lose_a_node_of_an_elastic_strategy)
     print(json.dumps({program.__name__: program() for program in programs}))

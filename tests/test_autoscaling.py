@@ -44,4 +44,10 @@ def test_nodes_come_and_go() -> None:
     lost = results["lose_a_node"]
     assert lost["weights"] == [[pytest.approx(-0.6)] * 2]
     assert (lost["moved"], lost["ranks"]) == (True, [[1]])
+    elastic = results["lose_a_node_of_an_elastic_strategy"]
+    assert (elastic["first"], elastic["last"]) == (2, 2)  # nodes; those at the end without the lost one
+    assert elastic["changes"] <= 3  # beside the other replica or without it, then on a new node
+    assert elastic["weight_differs"] < 1e-6  # each step has moved it by 0.1
+    assert (elastic["doubled"], elastic["left"]) == (0, 1)
+    assert elastic["absent"] <= 0
     assert results["read_on_nodes_that_come"] == {"read_on": 2, "left": 1}

@@ -165,7 +165,7 @@ class Recovery:
                 self._actors.replace_beside(rank, staying[number % len(staying)])
         self._new |= set(ranks)
         self.crowded = self.crowded - set(ranks) if places else self.crowded | set(ranks)
-        self._start_new()
+        self._start_new(has_room=True)
         self._join(again=False)
         step, adopt = self._steps.last + 1, ReplicaRecovery.adopt
         adopts = [self._call(rank, adopt, handed, step, step - 1, own[rank], True) for rank in ranks]
@@ -286,18 +286,21 @@ class Recovery:
             return None
         return self._call((rank + 1) % len(self._setups), ReplicaRecovery.copy_for_previous, at)
 
-    def _start_new(self) -> None:
-        """Start the runners of the new processes, once these answer: they may be on other nodes than before."""
+    def _start_new(self, *, has_room: bool = False) -> None:
+        """Start the runners of the new processes, once these answer: they may be on other nodes than before.
+
+        Args:
+            has_room: Their places are reserved; else the cluster may have no room for some, which start beside others.
+        """
         ranks = sorted(self._new)
         answers = [self._actors.about(rank) for rank in ranks]
-        elastic = self._options.elastic
-        late: list[int] = []
-        if elastic is not None and not self._actors.are_ready(answers, self._options.replace_s):
-            late = [rank for rank, ref in zip(ranks, answers, strict=True) if not self._actors.are_ready([ref], 0)]
-        if elastic is not None and late and len(self._setups) - len(late) >= elastic.min_replicas:
+        if not has_room and (late := self._late(ranks, answers)):
             self._crowd(late)
-            answers = [self._actors.about(rank) for rank in ranks]
-        self._wait(answers, "starting again", self._options.replace_s, "FailureOptions.replace_s")
+            answers, has_room = [self._actors.about(rank) for rank in ranks], True
+        if has_room:
+            self._wait(answers, "starting again", self._timeouts.start_s)
+        else:
+            self._wait(answers, "starting again", self._options.replace_s, "FailureOptions.replace_s")
         hosts = {rank: self._actors.present_host(rank) for rank in ranks}
         if any(self._hosts[rank] != host for rank, host in hosts.items()):
             for rank, host in hosts.items():
@@ -307,6 +310,14 @@ class Recovery:
                 self._setups[rank] = setups[rank]
                 self._actors.moved(rank, host, setups[rank].host)
         self._wait([self._start(rank) for rank in ranks], "starting again", self._timeouts.start_s)
+
+    def _late(self, ranks: Sequence[int], answers: Sequence[Any]) -> list[int]:
+        """Return the new processes that an elastic strategy goes on without, once it has waited for them."""
+        elastic = self._options.elastic
+        if elastic is None or self._actors.are_ready(answers, self._options.replace_s):
+            return []
+        late = [rank for rank, ref in zip(ranks, answers, strict=True) if not self._actors.are_ready([ref], 0)]
+        return late if len(self._setups) - len(late) >= elastic.min_replicas else []
 
     def _crowd(self, late: Sequence[int]) -> None:
         """Start processes beside those of the survivors: the cluster has no room for them elsewhere."""

@@ -277,7 +277,7 @@ def train_while_nodes_go(how: str) -> Trained:
     """Train on three nodes. One is "lost" while a fourth has room, or before it comes ("elastic"), or "drained"."""
     node, another = cluster().add_node(num_cpus=1), None
     elastic = rd.Elastic(min_replicas=2, grow_after_s=1) if how == "elastic" else None
-    options = rd.FailureOptions(replace_s=5 if elastic else 60, elastic=elastic)
+    options = rd.FailureOptions(replace_s=1 if elastic else 60, elastic=elastic)
     strategy = rd.MultiWorkerMirroredStrategy(
         3,
         1,
