@@ -21,7 +21,7 @@ from raydist.checkpoints.parameter_names import (
     plain_names,
 )
 from raydist.core.errors import InvalidArgumentError
-from raydist.utils.sharded_tensors import is_sharded, laid_out
+from raydist.utils.sharded_tensors import is_sharded, shard_like, shard_state
 
 OWNER = "_raydist_owner"
 """Class attribute of a mirrored object with the strategy that mirrors it and knows the per-replica states."""
@@ -184,33 +184,27 @@ def load_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: b
             state = fitting_entries(state, optimizer_entries(obj.state_dict(), names))
         numbered = optimizer_state(state, names)
         obj.load_state_dict(numbered)
-        _lay_out_states(obj)
+        for parameter in [each for each in obj.state if is_sharded(each)]:
+            obj.state[parameter] = shard_state(obj.state[parameter], parameter)
         keep_types(obj, numbered)
     elif kind == "metric":
         _load_metric(obj, state)
     elif kind == "module":
         if has_compiled(obj):
             state = compiled_names(state, obj.state_dict())
-        obj.load_state_dict(_laid_out_entries(state, obj), strict=strict)
+        obj.load_state_dict(_shard_entries(state, obj), strict=strict)
         for metric in (part for part in obj.modules() if kind_of_state(part) == "metric"):
             metric._computed = None  # a cached result of torchmetrics, computed from the previous states
     else:
         obj.load_state_dict(state)
 
 
-def _laid_out_entries(state: Any, module: nn.Module) -> Any:
+def _shard_entries(state: Any, module: nn.Module) -> Any:
     """Return the state of a module, with the entries of sharded parameters divided among the replicas."""
     if not any(map(is_sharded, module.parameters())):
         return state
     present = module.state_dict()
-    return {key: laid_out(value, present[key]) if key in present else value for key, value in state.items()}
-
-
-def _lay_out_states(optimizer: torch.optim.Optimizer) -> None:
-    """Divide the states of sharded parameters among the replicas."""
-    for parameter, held in optimizer.state.items():
-        if is_sharded(parameter):
-            held.update({key: laid_out(value, parameter) for key, value in held.items()})
+    return {key: shard_like(value, present[key]) if key in present else value for key, value in state.items()}
 
 
 def rejected_state(name: str, obj: Any, error: Exception) -> InvalidArgumentError:

@@ -23,7 +23,7 @@ from raydist.mirroring.messages import StepPayload, Writes, overwrite
 from raydist.mirroring.object_kinds import capture_object, content_digest, patch_object
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, changed, seal
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
-from raydist.utils.sharded_tensors import SHARDED, is_sharded, laid_out
+from raydist.utils.sharded_tensors import SHARDED, is_sharded, shard_like, shard_state
 
 
 @final
@@ -165,7 +165,7 @@ class UpdateApplier:
     """Applies payloads, in their order.
 
     `resolve` returns the object of a persistent id in a payload; `states_for_rank` returns this replica's states of a
-    metric from those that the driver sent to all replicas; `watch` is called with each new optimizer; `lay_out` returns
+    metric from those that the driver sent to all replicas; `watch` is called with each new optimizer; `prepare` returns
     new objects with sharded parameters in the place of whole ones.
 
     Attributes:
@@ -181,7 +181,7 @@ class UpdateApplier:
         resolve: Callable[[PersistentId], Any],
         states_for_rank: Callable[[Any, tuple[dict[str, Any], dict[str, Any]]], dict[str, Any]],
         watch: Callable[[torch.optim.Optimizer], None],
-        lay_out: Callable[[Sequence[tuple[int, Any]]], Sequence[tuple[int, Any]]] = lambda items: items,
+        prepare: Callable[[Sequence[tuple[int, Any]]], Sequence[tuple[int, Any]]] = lambda items: items,
     ) -> None:
         self._table = table
         self._buffers = buffers
@@ -189,7 +189,7 @@ class UpdateApplier:
         self._resolve = resolve
         self._states_for_rank = states_for_rank
         self._watch = watch
-        self._lay_out = lay_out
+        self._prepare = prepare
         self._loaded_states: set[int] = set()
         self.num_gradients_set = 0
 
@@ -230,7 +230,7 @@ class UpdateApplier:
         gradients: Mapping[int, torch.Tensor],
     ) -> None:
         """Register objects under their handles, and the program's hooks and gradients on their parameters."""
-        items = self._lay_out(items)
+        items = self._prepare(items)
         for handle, obj in items:
             self._table.add(handle, obj)
             if isinstance(obj, torch.optim.Optimizer):
@@ -263,7 +263,7 @@ class UpdateApplier:
             self._loaded_states.add(handle)
             held = attributes(self._table.object_of(handle))["state"]
             held.clear()
-            held.update({key: _laid_out_state(entries, key) for key, entries in state.items()})
+            held.update({key: shard_state(entries, key) for key, entries in state.items()})
         for handle, states in writes.metrics.items():
             metric = self._table.object_of(handle)
             restore_states(metric, self._states_for_rank(metric, states))
@@ -277,14 +277,7 @@ class UpdateApplier:
         self.num_gradients_set += len(gradients)
         for handle, gradient in gradients.items():
             parameter = self._table.object_of(handle)
-            parameter.grad = None if gradient is None else laid_out(gradient.clone().to(parameter.device), parameter)
-
-
-def _laid_out_state(entries: Any, parameter: Any) -> Any:
-    """Return the state of one parameter in an optimizer, divided as the parameter."""
-    if not (is_sharded(parameter) and isinstance(entries, dict)):
-        return entries
-    return {key: laid_out(value, parameter) for key, value in entries.items()}
+            parameter.grad = None if gradient is None else shard_like(gradient.clone().to(parameter.device), parameter)
 
 
 def _require_no_hooks(obj: Any, changes: Mapping[AttributePath, Any]) -> None:

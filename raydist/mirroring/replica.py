@@ -78,7 +78,7 @@ class MirrorReplica(MirrorCalls):
     """The mirrored objects of one replica.
 
     `injected` has the objects by name that functions reference and every replica has by itself; for `carry_out` and
-    `on_cleared` see `note_steps`, for `lay_out` see `UpdateApplier`.
+    `on_cleared` see `note_steps`, for `prepare` see `UpdateApplier`.
 
     Attributes:
         injected: The objects by name that functions reference; more may be added.
@@ -94,13 +94,13 @@ class MirrorReplica(MirrorCalls):
         injected: Mapping[str, Any] | None = None,
         carry_out: Callable[..., Any] | None = None,
         on_cleared: Callable[[torch.optim.Optimizer], None] = lambda _: None,
-        lay_out: Callable[[Sequence[tuple[int, Any]]], Sequence[tuple[int, Any]]] = lambda items: items,
+        prepare: Callable[[Sequence[tuple[int, Any]]], Sequence[tuple[int, Any]]] = lambda items: items,
     ) -> None:
         self.rank = rank
         self._world_size = world_size
         self._carry_out = carry_out
         self._on_cleared = on_cleared
-        self._lay_out = lay_out
+        self._prepare = prepare
         self._device = device
         self.injected = InjectedObjects(injected or {})
         self._parts: Sequence[Any] = ()
@@ -122,7 +122,7 @@ class MirrorReplica(MirrorCalls):
             resolve=self._resolve,
             states_for_rank=lambda metric, states: states_for_rank(metric, states, self.rank, self._world_size),
             watch=lambda optimizer: note_steps(optimizer, self.optimizer_log.note, self._carry_out, self._on_cleared),
-            lay_out=self._lay_out,
+            prepare=self._prepare,
         )
 
     def apply(self, payload: StepPayload, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

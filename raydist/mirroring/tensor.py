@@ -150,7 +150,7 @@ class TensorRecord:
         handle: Handle of the tensor.
         owner: Keeps the tensor's values up to date.
         plain: Class of the tensor before it was mirrored.
-        is_elsewhere: True if the driver has no memory for the values: the tensor is on the device "meta".
+        is_meta: True if the driver has no memory for the values: the tensor is on the device "meta".
         version: torch's version counter when the tensor last equalled the replicas' value.
         memory: Address, dtype and shape at that time: `p.data = x` replaces the memory.
         requires_grad: The flag that the replicas have.
@@ -161,7 +161,7 @@ class TensorRecord:
 
     __slots__ = (
         *("__weakref__", "_tensor", "fetched_at", "handle", "memory", "owner", "plain", "requires_grad", "synced"),
-        *("aliases", "is_elsewhere", "version"),
+        *("aliases", "is_meta", "version"),
     )
 
     def __init__(self, tensor: torch.Tensor, handle: int, owner: TensorOwner) -> None:
@@ -169,7 +169,7 @@ class TensorRecord:
         self.handle = handle
         self.owner = owner
         self.plain = type(tensor)
-        self.is_elsewhere = tensor.is_meta
+        self.is_meta = tensor.is_meta
         self.synced: torch.Tensor | None = None
         self.aliases = MemoryAliases()
         self.fetched_at = 0
@@ -305,7 +305,7 @@ class MirroredTensor(torch.Tensor):
             records[0].owner.want_all()
         for record in records if before else ():
             getattr(record.owner, before)(record)
-        if before == "before_values" and any(record.is_elsewhere for record in records):
+        if before == "before_values" and any(record.is_meta for record in records):
             return _call_with_values(func, args, kwargs)
         with plain_tensors():
             earlier = _values_of(records) if func in _STATISTICS_WRITERS else []
@@ -329,7 +329,7 @@ class MirroredTensor(torch.Tensor):
         record.owner.before_values(record)
         with plain_tensors():
             values = self.detach().clone(memory_format=torch.preserve_format)
-        copy = _as_plain(self, record.owner.values_of(record) if record.is_elsewhere else values)
+        copy = _as_plain(self, record.owner.values_of(record) if record.is_meta else values)
         record.owner.copied(copy)
         memo[id(self)] = copy
         return copy
@@ -337,7 +337,7 @@ class MirroredTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         record = record_of(self)
         record.owner.before_values(record)
-        values = record.owner.values_of(record) if record.is_elsewhere else None
+        values = record.owner.values_of(record) if record.is_meta else None
         with plain_tensors():
             return _as_plain(self, self.detach() if values is None else values).__reduce_ex__(protocol)
 
@@ -357,7 +357,7 @@ def _call_with_values(func: Callable[..., Any], args: Sequence[Any], kwargs: dic
     def filled(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return type(value)(map(filled, value)) if type(value) in (list, tuple) else value
-        if not isinstance(value, MirroredTensor) or not record_of(value).is_elsewhere:
+        if not isinstance(value, MirroredTensor) or not record_of(value).is_meta:
             return value
         record = record_of(value)
         values = record.owner.values_of(record)

@@ -87,7 +87,7 @@ class Variables:
 
     def before_values(self, record: TensorRecord) -> None:
         """Fetch the tensor alone if it is the first one read since the last step; the second read fetches all."""
-        if record.fetched_at == self._num_expired or record.handle not in self._records or record.is_elsewhere:
+        if record.fetched_at == self._num_expired or record.handle not in self._records or record.is_meta:
             return
         if self._wanted_at == self._num_expired or self._num_bytes <= _SMALL_BYTES:
             self.refresh()
@@ -143,7 +143,7 @@ class Variables:
             stale = {
                 handle: tensor
                 for handle, (record, tensor) in self._living(handles).items()
-                if record.fetched_at != began and not record.is_elsewhere
+                if record.fetched_at != began and not record.is_meta
             }
             if not stale:
                 return
@@ -203,7 +203,7 @@ class Variables:
         with self._storing:
             written = {handle: tensor for handle, (record, tensor) in touched.items() if record.is_written(tensor)}
         for handle, tensor in written.items():
-            if not self._records[handle].is_elsewhere:
+            if not self._records[handle].is_meta:
                 self._scope_check.require_device(tensor)
         if any(self._records[handle].fetched_at != self._num_expired for handle in written):
             self._fetch(written)  # the driver changed some elements only, by an alias from before the last step

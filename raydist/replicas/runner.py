@@ -47,7 +47,7 @@ from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader, in_sync
 from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
 from raydist.replicas.sync_peers import SyncPeers
-from raydist.sharding.initial_values import fill_new
+from raydist.sharding.initial_values import materialize_new
 from raydist.sharding.sharded_modules import ShardedModules
 
 _T = TypeVar("_T")
@@ -186,9 +186,9 @@ class ReplicaRunner:
             injected={"strategy": self._view, "saves": self._saves, "restores": self._restores},
             carry_out=self._step_optimizer,
             on_cleared=self._note_cleared,
-            lay_out=functools.partial(fill_new, device=self._device)
+            prepare=functools.partial(materialize_new, device=self._device)
             if self._sharded is None
-            else self._sharded.lay_out,
+            else self._sharded.shard,
         )
         self._member = GroupMember(setup, join_group, self._device)
         self._progress = self._member.progress

@@ -60,7 +60,7 @@ def is_on_meta(module: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in module.parameters())
 
 
-def fill(module: nn.Module, device: torch.device) -> None:
+def materialize_module(module: nn.Module, device: torch.device) -> None:
     """Give a module on "meta" memory and values, in place. Its parameters become other objects.
 
     Raises:
@@ -94,7 +94,7 @@ def _has_tensors(part: nn.Module) -> bool:
     return any(True for _ in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
 
 
-def replaced(
+def change_modules(
     items: Sequence[tuple[int, Any]], change: Callable[[nn.Module], object]
 ) -> tuple[list[tuple[int, Any]], dict[int, Any]]:
     """Change the outermost new modules; return the objects with the tensors that modules have now, and those by old id.
@@ -134,9 +134,9 @@ def _tensors_of(module: nn.Module) -> Mapping[str, torch.Tensor]:
     return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
 
 
-def fill_new(items: Sequence[tuple[int, Any]], device: torch.device) -> Sequence[tuple[int, Any]]:
+def materialize_new(items: Sequence[tuple[int, Any]], device: torch.device) -> Sequence[tuple[int, Any]]:
     """Give values to the new modules that are on "meta"; return the new objects, with the tensors that these have."""
     modules = [obj for _, obj in items if isinstance(obj, nn.Module)]
     if not any(map(is_on_meta, modules)):
         return items
-    return replaced(items, lambda module: fill(module, device) if is_on_meta(module) else None)[0]
+    return change_modules(items, lambda module: materialize_module(module, device) if is_on_meta(module) else None)[0]

@@ -20,9 +20,9 @@ from raydist.actors.workers.memory_limit import return_freed_memory
 from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import connect_store
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.sharding.initial_values import fill, is_on_meta, replaced
+from raydist.sharding.initial_values import change_modules, is_on_meta, materialize_module
 from raydist.sharding.units import DATA_AXES, ShardingPlan, find_roots, find_units, require_apart, require_no_ties
-from raydist.utils.sharded_tensors import SHARDED, is_sharded, laid_out
+from raydist.utils.sharded_tensors import SHARDED, is_sharded, shard_like, shard_state
 
 # torch 2.13 has a new name for the same function, and warns of the old one
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -106,7 +106,7 @@ class ShardedModules:
         """Set the weight of this replica's gradients in the backward passes that follow."""
         self._scatter.weight = weight
 
-    def lay_out(self, items: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    def shard(self, items: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
         """Shard new objects; return them, with sharded parameters in the place of whole ones.
 
         Raises:
@@ -119,17 +119,17 @@ class ShardedModules:
             elif hasattr(obj, "distributed_available_fn"):
                 obj.distributed_available_fn = _never  # torchmetrics would add up the states of all replicas
         require_apart(find_roots([obj for _, obj in items if isinstance(obj, nn.Module)]))
-        found, moved = replaced(items, self._shard)
+        found, moved = change_modules(items, self._shard_module)
         for _, obj in found:
             if isinstance(obj, torch.optim.Optimizer):
                 _move_states(obj, moved)
         return found
 
-    def _shard(self, module: nn.Module) -> None:
+    def _shard_module(self, module: nn.Module) -> None:
         """Divide a module in place, and give it values if it has none."""
         from torch.distributed.fsdp import FSDPModule
 
-        if _is_laid_out(module):
+        if _is_sharded_already(module):
             return
         _make_fit(module)
         gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
@@ -145,9 +145,9 @@ class ShardedModules:
                 part.set_force_sum_reduction_for_comms(True)  # gloo has no mean with a factor
                 part.set_custom_reduce_scatter(self._scatter)  # type: ignore[arg-type]  # by its methods, not its base
         if is_on_meta(module):
-            fill(module, self._device)
+            materialize_module(module, self._device)
         for name, parameter in module.named_parameters():
-            parameter.grad = laid_out(gradients.get(name), parameter)
+            parameter.grad = shard_like(gradients.get(name), parameter)
 
     def _fully_shard(self, module: nn.Module) -> None:
         """Shard a module and its units."""
@@ -186,7 +186,7 @@ class ShardedModules:
                 dist.destroy_process_group()
 
 
-def _is_laid_out(module: nn.Module) -> bool:
+def _is_sharded_already(module: nn.Module) -> bool:
     """Return True for a new module around sharded ones, without parameters of its own.
 
     Raises:
@@ -225,7 +225,7 @@ def _move_states(optimizer: torch.optim.Optimizer, moved: Mapping[int, nn.Parame
     """Divide the states of an optimizer like its parameters."""
     for parameter in [each for each in optimizer.state if id(each) in moved]:
         to, state = moved[id(parameter)], optimizer.state.pop(parameter)
-        optimizer.state[to] = {key: laid_out(value, to) for key, value in state.items()}
+        optimizer.state[to] = shard_state(state, to)
 
 
 def _require_elementwise(optimizer: torch.optim.Optimizer) -> None:

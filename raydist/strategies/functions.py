@@ -13,7 +13,7 @@ from raydist.context.current import StepCounter, current, has_strategy, in_cross
 from raydist.context.replica_context import ReplicaContext
 from raydist.context.strategy import Strategy
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.sharding.initial_values import INITIAL_VALUES, InitialValues, fill, is_on_meta
+from raydist.sharding.initial_values import INITIAL_VALUES, InitialValues, is_on_meta, materialize_module
 from raydist.strategies.one_device import OneDeviceStrategy, default_strategy
 
 
@@ -75,7 +75,7 @@ def materialize(module: nn.Module, init: Callable[[nn.Module], object] | None = 
     vars(module)[INITIAL_VALUES] = InitialValues(init, seed)
     strategy = get_strategy()
     if isinstance(strategy, OneDeviceStrategy):
-        fill(module, torch.device(strategy.worker_devices[0].lower()))
+        materialize_module(module, torch.device(strategy.worker_devices[0].lower()))
     return module
 
 

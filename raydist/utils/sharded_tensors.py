@@ -58,7 +58,14 @@ def share_of(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(given, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
-def laid_out(values: Any, like: Any) -> Any:
+def shard_like(values: Any, like: Any) -> Any:
     """Return `values`, divided as `like` if that is sharded and has the same shape."""
     fits = is_sharded(like) and isinstance(values, torch.Tensor) and not is_sharded(values)
     return share_of(values, like) if fits and values.shape == like.shape else values
+
+
+def shard_state(state: Any, parameter: Any) -> Any:
+    """Return an optimizer's state of one parameter, divided as the parameter if that is sharded."""
+    if not (is_sharded(parameter) and isinstance(state, dict)):
+        return state
+    return {key: shard_like(value, parameter) for key, value in state.items()}

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import raydist as rd
 from raydist.context.run_call import add_hint
-from raydist.sharding.initial_values import replaced
+from raydist.sharding.initial_values import change_modules
 from raydist.sharding.sharded_modules import ShardedModules
 from raydist.sharding.units import ShardingPlan
 from raydist.testing import strategy_contract as contract
@@ -401,9 +401,9 @@ def test_parts_that_cannot_be_divided() -> None:
     ]
     for parts, message in cases:
         with pytest.raises(rd.InvalidArgumentError, match=message):
-            modules.lay_out(list(enumerate(parts)))
+            modules.shard(list(enumerate(parts)))
     with pytest.raises(rd.InvalidArgumentError, match="'scales' of Listed holds them in a list"):
-        replaced([(0, Listed())], lambda module: setattr(module, "scale", nn.Parameter(torch.zeros(3))))
+        change_modules([(0, Listed())], lambda module: setattr(module, "scale", nn.Parameter(torch.zeros(3))))
 
 
 def test_errors_of_torch_get_a_hint() -> None:
