@@ -259,12 +259,22 @@ class MirrorDriver:
         with self._lock:
             state, held = self._link.call(source, MirrorCalls.dump)
             self._link.call_all(MirrorCalls.load, state)
-            self._pending = None
-            self._functions.forget()
-            for handle, obj in list(self._table.objects()):
-                if handle not in held:  # the payload with it failed: the next step sends it again
-                    self._abandon(handle, obj)
-            self.dispatched()
+            self._forget_others(held)
+
+    @outside_inference_mode
+    def forget_failed(self) -> None:
+        """Send again what a failed step should have brought, after all replicas have started again. Blocks."""
+        with self._lock:
+            self._forget_others(self._link.call(0, MirrorCalls.handles))
+
+    def _forget_others(self, held: Collection[int]) -> None:
+        """Send functions again, and objects that the replicas do not hold."""
+        self._pending = None
+        self._functions.forget()
+        for handle, obj in list(self._table.objects()):
+            if handle not in held:  # the payload with it failed: the next step sends it again
+                self._abandon(handle, obj)
+        self.dispatched()
 
     def _abandon(self, handle: int, obj: Any) -> None:
         """Make an object plain again because no replica has it."""

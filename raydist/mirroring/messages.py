@@ -244,6 +244,10 @@ class MirrorCalls(ABC):
         """Return the pickled state of this replica, to be given to `load` of others, and the handles in it."""
 
     @abstractmethod
+    def handles(self) -> frozenset[int]:
+        """Return the handles of all objects."""
+
+    @abstractmethod
     def load(self, state: bytes) -> None:
         """Load the state that another replica returned from `dump`, except the state that each replica gathers itself.
 

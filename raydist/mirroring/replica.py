@@ -17,6 +17,7 @@ from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.aggregation import Aggregation, aggregate
 from raydist.mirroring.apply_update import ControlCollector, ReplicaBuffers, UpdateApplier
+from raydist.mirroring.blueprints import Blueprints, Items, StateOfParts
 from raydist.mirroring.function_cache import FunctionCache
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.lazy_states import (
@@ -78,7 +79,8 @@ class MirrorReplica(MirrorCalls):
     """The mirrored objects of one replica.
 
     `injected` has the objects by name that functions reference and every replica has by itself; for `carry_out` and
-    `on_cleared` see `note_steps`, for `prepare` see `UpdateApplier`.
+    `on_cleared` see `note_steps`, for `prepare` see `UpdateApplier`. A replica that `keeps_blueprints` can be copied
+    although `prepare` shards modules.
 
     Attributes:
         injected: The objects by name that functions reference; more may be added.
@@ -94,13 +96,15 @@ class MirrorReplica(MirrorCalls):
         injected: Mapping[str, Any] | None = None,
         carry_out: Callable[..., Any] | None = None,
         on_cleared: Callable[[torch.optim.Optimizer], None] = lambda _: None,
-        prepare: Callable[[Sequence[tuple[int, Any]]], Sequence[tuple[int, Any]]] = lambda items: items,
+        prepare: Callable[[Items], Items] = lambda items: items,
+        keeps_blueprints: bool = False,
     ) -> None:
         self.rank = rank
         self._world_size = world_size
         self._carry_out = carry_out
         self._on_cleared = on_cleared
         self._prepare = prepare
+        self._keeps_blueprints = keeps_blueprints
         self._device = device
         self.injected = InjectedObjects(injected or {})
         self._parts: Sequence[Any] = ()
@@ -122,8 +126,16 @@ class MirrorReplica(MirrorCalls):
             resolve=self._resolve,
             states_for_rank=lambda metric, states: states_for_rank(metric, states, self.rank, self._world_size),
             watch=lambda optimizer: note_steps(optimizer, self.optimizer_log.note, self._carry_out, self._on_cleared),
-            prepare=self._prepare,
+            prepare=self._prepare_new,
         )
+        self._blueprints: Blueprints | None = None
+        if self._keeps_blueprints:
+            self._blueprints = Blueprints(self._table, self._identify, self._resolve, torch.device(self._device))
+
+    def _prepare_new(self, items: Items) -> Items:
+        if self._blueprints is not None:
+            self._blueprints.note(items)
+        return self._prepare(items)
 
     def apply(self, payload: StepPayload, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Apply a payload; return the step's function, positional and keyword arguments.
@@ -149,6 +161,8 @@ class MirrorReplica(MirrorCalls):
 
     def _take_objects(self, payload: StepPayload) -> None:
         self._applier.take(payload)
+        if self._blueprints is not None and payload.bundle:
+            self._blueprints.note_arrived()
         self._functions.forget(payload.forget)
 
     def guard(self) -> ParameterGuard:
@@ -207,14 +221,38 @@ class MirrorReplica(MirrorCalls):
         handles = (handle for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter))
         self._applier.set_gradients({handle: gradients.get(handle) for handle in handles})
 
-    def dump_for_newcomer(self) -> tuple[bytes, dict[bytes, bytes]]:
-        """Return the pickled state of this replica, and the pickles of its step functions by digest."""
-        return self.dump()[0], self._functions.pickles()
+    def dump_for_newcomer(self) -> tuple[bytes | StateOfParts, dict[bytes, bytes]]:
+        """Return the state of this replica, pickled or as parts, and the pickles of its step functions by digest."""
+        if self._blueprints is None:
+            return self.dump()[0], self._functions.pickles()
+        self._buffers.settle()
+        return self._blueprints.copy(), self._functions.pickles()
 
-    def load_as_newcomer(self, state: bytes, functions: Mapping[bytes, bytes]) -> None:
-        """Load the result of another replica's `dump_for_newcomer`."""
-        self.load(state)
+    def load_as_newcomer(self, state: bytes | StateOfParts, functions: Mapping[bytes, bytes]) -> None:
+        """Load the result of another replica's `dump_for_newcomer`; parts are those of this rank's predecessor."""
+        if isinstance(state, bytes):
+            self.load(state)
+        else:
+            self._load_parts(state)
         self._functions.load(functions)
+
+    def _load_parts(self, state: StateOfParts) -> None:
+        self._start_empty()
+        if self._blueprints is None:
+            raise FailedPreconditionError("raydist bug: a replica without blueprints was given parts.")
+        self._blueprints.load(state, self._add_from_blueprint)
+        for handle in {handle for handle, _ in self._table.items()} - state.handles:
+            self._table.release(handle)
+            self._buffers.forget(handle)
+        for handle, _ in self._table.items():
+            self._buffers.note_places(handle)
+        self._buffers.update_aggregations()
+        self._functions.clear()
+
+    def _add_from_blueprint(self, items: Items) -> None:
+        self._applier.add(items, (), {})
+        for handle, _ in items:
+            self._control.mark_known(handle)
 
     def objects(self) -> list[Any]:
         """Return all mirrored objects, in an order that is the same on all replicas."""
@@ -351,7 +389,10 @@ class MirrorReplica(MirrorCalls):
         hooks = [(handle, found) for handle, obj in parameters if (found := ParameterHooks.of(obj))]
         gradients = {handle: obj.grad for handle, obj in parameters if obj.grad is not None}
         state = dumps((items, hooks, gradients), lambda _: None, to_replica=True)
-        return state, frozenset(handle for handle, _ in items)
+        return state, self.handles()
+
+    def handles(self) -> frozenset[int]:
+        return frozenset(handle for handle, _ in self._table.items())
 
     def load(self, state: bytes) -> None:
         metrics = self.hold_metrics()

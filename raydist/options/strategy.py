@@ -216,11 +216,11 @@ class FailureOptions:
     With `recover`, another process takes the place of a lost replica or input pipeline. The surviving replicas hold the
     same parameters and optimizer states, so the new replica takes over theirs, and the unfinished step runs again. With
     one replica, under CentralStorageStrategy, and in loops inside the replicas, all replicas go back to a copy of their
-    state. See the page "Failures" of the documentation for what is promised.
+    state; so do those of ShardedStrategy and MeshStrategy, also after a step that failed. See the page "Failures" of the documentation for what is promised.
 
     Attributes:
         recover: Replace what is lost. False makes every lost replica an UnavailableError. None is True for replicas on
-            CPUs, and False on GPUs and TPUs, where recovery has not run yet.
+            CPUs, and False on GPUs and TPUs, where recovery has not run yet, and where replicas hold parts of a model.
         max_failures: Number of lost replicas within `within_s` seconds, beyond which the next is an UnavailableError.
         within_s: See `max_failures`.
         attempts_per_step: Number of times that a step may lose replicas before it is an UnavailableError: a step that

@@ -322,6 +322,8 @@ class DispatchedSteps:
                 return None
             answers = self.answers_before_failure(group)
             error = group.fail(failure, answers)
+            if present:
+                self._keep_failed(group)
         else:
             error = group.succeed(answers)
             self._learn(group, answers)
@@ -375,6 +377,27 @@ class DispatchedSteps:
         # If gradients of so many steps wait for an optimizer, no recovery goes back there.
         self._kept = kept if len(kept) <= _MOST_KEPT else []
 
+    def _keep_failed(self, group: SentGroup) -> None:
+        """Keep the steps of a group that failed, if copies are made."""
+        if self.keep_from is not None:
+            steps = zip(group.steps, group.outcomes, strict=True)
+            again = (each.given_up() if isinstance(outcome, Exception) else each for each, outcome in steps)
+            self._kept += [replace(each, sent=None, earlier={}) for each in again]
+
+    def set_aside(self) -> int:
+        """Give up all steps in flight, as `give_up` does, but keep the steps since the last copy. Blocks shortly.
+
+        Returns:
+            Number of the first step that does not count.
+        """
+        with self._changed:
+            self.send_all()
+            rest = [each.given_up() for group in self._unfinished for each in group.steps]
+            kept, keep_from, failure = [*self._kept, *rest], self.keep_from, self._failure
+        self.give_up()
+        self._kept, self.keep_from = kept, keep_from
+        return failure.step if failure else min((each.number for each in rest), default=self.last + 1)
+
     def unfinished_refs(self, rank: int) -> list[Any]:
         """Return the references of a replica's answers that nobody has waited for."""
         with self._changed:
@@ -394,8 +417,12 @@ class DispatchedSteps:
         leaves = (leaf for each in self._known() for leaf in each.planned.parts)
         return {leaf.drawn for leaf in leaves if isinstance(leaf, BatchLeaf)}
 
-    def send_again(self, resume: Sequence[int]) -> int:
+    def send_again(self, resume: Sequence[int], *, from_copies: bool = False) -> int:
         """Settle all steps in flight in a new generation: send to each replica those from its `resume` on.
+
+        Args:
+            resume: The first step of each replica.
+            from_copies: All replicas have gone back to copies: checkpoints that were saved since are not saved again.
 
         Returns:
             The number of results that were lost.
@@ -405,7 +432,11 @@ class DispatchedSteps:
             groups, waiting, self._gathered = list(self._unfinished), self._gathered, []
             self._unfinished.clear()
             self._running.clear()
-            again = [each.repeated() for each in self._kept if each.number >= first]
+            again = [
+                each.given_up() if from_copies and each.planned.header.looks_only else each.repeated()
+                for each in self._kept
+                if each.number >= first
+            ]
             self._kept = [each for each in self._kept if each.number < first]
             lost = 0
             for group in groups:

@@ -235,6 +235,13 @@ class ReplicaGroup:
         self.steps.wait_for(refs, self._timeouts.start_s, "joining the group", "Timeouts.start_s")
         self.steps.failed = False
 
+    def start_over(self) -> None:
+        """Start all replicas again from the last copy of their states, and clear a failure; see `Recovery`. Blocks."""
+        self.steps.tell()
+        self.steps.require_alive()
+        if self.recovery is not None:
+            self.recovery.start_over()
+
     def _membership(self, setup: ReplicaSetup) -> Membership:
         return self._store.membership(
             setup.name,

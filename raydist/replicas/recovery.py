@@ -142,6 +142,30 @@ class Recovery:
         )
         return True
 
+    def start_over(self) -> None:
+        """Start all replicas again from the last copy after a failed step, which does not count. Blocks.
+
+        The steps between the copy and the failed step run again.
+
+        Raises:
+            UnavailableError: There is no copy.
+        """
+        began, failed = time.monotonic(), self._steps.set_aside()
+        self._copies.point()  # waits for a copy that is under way, while the replicas live
+        try:
+            first, _ = self._try({setup.rank: "" for setup in self._setups}, failed)
+        except Exception as error:
+            if not self.recover(error):
+                raise
+        else:
+            _log.warning(
+                "Step %d failed, so all replicas have started again from a copy of their state, in %.1f s. Steps run "
+                "again: %d.",
+                failed,
+                time.monotonic() - began,
+                failed - first,
+            )
+
     def move(self, ranks: Sequence[int], places: Sequence[Place] = ()) -> None:
         """Move replicas to other processes, with their state. All steps must have ended. Blocks while these start.
 
@@ -207,9 +231,15 @@ class Recovery:
         annotate(error, f"No replica was replaced: {why}. Start the program again from its last checkpoint.")
         return error
 
-    def _try(self, lost: dict[int, str]) -> tuple[int, int]:
-        """Recover once; return the first step that runs again, and the number of lost results."""
-        if lost and self._setups[0].die_together:
+    def _try(self, lost: dict[int, str], before: int | None = None) -> tuple[int, int]:
+        """Recover once; return the first step that runs again, and the number of lost results.
+
+        Args:
+            lost: The lost replicas, with the reason.
+            before: The first step that does not run again; None for all.
+        """
+        setup = self._setups[0]
+        if setup.die_together and (lost or setup.sharding is not None):
             self._actors.replace_all()
             self._new |= {setup.rank for setup in self._setups}
         else:
@@ -218,10 +248,10 @@ class Recovery:
             self._new |= lost.keys()
         survivors = [setup.rank for setup in self._setups if setup.rank not in self._new]
         self._await_ends(survivors)
-        all_again = self._setups[0].by_copies or self._copies.is_needed(self._steps.first_unfinished)
+        all_again = setup.by_copies or self._copies.is_needed(self._steps.first_unfinished)
         plan = None if all_again else self._plan(survivors)
         if plan is None:
-            return self._start_over(survivors, self._copies.point())
+            return self._start_over(survivors, self._copies.point(), self._steps.last + 1 if before is None else before)
         self._start_new()
         self._join(again=True)
         self._ask(survivors, ReplicaRecovery.go_back)
@@ -235,13 +265,13 @@ class Recovery:
         self._ask([setup.rank for setup in self._setups], ReplicaRecovery.send_own_state)  # neighbours may be new
         return plan.first, self._send_again(plan.resume)
 
-    def _send_again(self, resume: Sequence[int]) -> int:
+    def _send_again(self, resume: Sequence[int], *, from_copies: bool = False) -> int:
         self._new.clear()
         make_again(self._lost_batches())
         self._steps.failed, self._steps.dead = False, None
-        return self._steps.send_again(resume)
+        return self._steps.send_again(resume, from_copies=from_copies)
 
-    def _start_over(self, survivors: Sequence[int], point: CopyPoint | None) -> tuple[int, int]:
+    def _start_over(self, survivors: Sequence[int], point: CopyPoint | None, before: int) -> tuple[int, int]:
         """Make all replicas go back to copies of their states. Survivors keep their processes."""
         if point is None:
             error = root_cause([UnavailableError("No surviving replica has a whole state")])
@@ -252,13 +282,16 @@ class Recovery:
         self._wait([self._start(rank) for rank in survivors], "starting again", self._timeouts.start_s)
         self._join(again=False)
         if point.copies:
+            in_parts = self._setups[0].sharding is not None
             loads = [
-                self._actors.call(rank, ReplicaRunner.load_copy.__name__, point.copies[0], copy, point.step)
+                self._actors.call(
+                    rank, ReplicaRunner.load_copy.__name__, copy if in_parts else point.copies[0], copy, point.step
+                )
                 for rank, copy in enumerate(point.copies)
             ]
             self._wait(loads, "taking over the state", self._timeouts.start_s)
-        point.begin_again()
-        return point.step, self._send_again([point.step] * len(self._setups))
+        point.begin_again(before)
+        return point.step, self._send_again([point.step] * len(self._setups), from_copies=True)
 
     def _await_ends(self, survivors: Sequence[int]) -> None:
         """Wait until the survivors have ended the steps that were sent, well or badly."""

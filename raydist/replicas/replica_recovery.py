@@ -11,6 +11,7 @@ import torch
 
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
+from raydist.mirroring.blueprints import StateOfParts
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator
 from raydist.replicas.neighbours import Neighbours
@@ -57,13 +58,13 @@ class HandedOver:
     """Everything that replicas hold alike, for a new replica.
 
     Attributes:
-        state: The mirrored objects.
+        state: The mirrored objects; of sharded modules only the parts of the replica.
         functions: The step functions, by digest.
         seed: The driver's seed that the generators were last set by; None before.
         counts: See `NonfinitePolicy.counts`.
     """
 
-    state: bytes
+    state: bytes | StateOfParts
     functions: Mapping[bytes, bytes]
     seed: Seed | None
     counts: tuple[int, int]

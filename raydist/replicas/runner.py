@@ -6,6 +6,7 @@ instead of waiting, and refuses every later step until the driver forms a new ge
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -189,6 +190,7 @@ class ReplicaRunner:
             prepare=functools.partial(materialize_new, device=self._device)
             if self._sharded is None
             else self._sharded.shard,
+            keeps_blueprints=setup.sharding is not None and setup.failures is not None,
         )
         self._member = GroupMember(setup, join_group, self._device)
         self._progress = self._member.progress
@@ -360,7 +362,8 @@ class ReplicaRunner:
             if self._accelerator.defers:
                 self._accelerator.enter()
             return self._run(header, objects, coming, peers)
-        except BaseException as error:
+        except BaseException as caught:
+            error = caught if self._sharded is None else self._sharded.translate(caught)
             self._calls.drop_records()
             self._failure = header.step, error
             self._note_refused(header)
@@ -370,6 +373,8 @@ class ReplicaRunner:
             add_hint(error)
             where = f" of {self._setup.host}" if self._setup.host else ""
             annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}){where}.")
+            if error is not caught:
+                raise error from caught
             raise
         finally:
             self._progress.end_step()
@@ -385,10 +390,9 @@ class ReplicaRunner:
     ) -> StepResult:
         if self._recovery is not None:
             self._recovery.begin(header, exchanges_late=peers.exchanges_late(header.rows))
-        if header.seed != self._seeds.current:
-            self._seeds.set(header.seed)
-        if len(header.random) == self._setup.world_size:
-            self._saves.set_random(header.random[self._setup.rank])
+        self._set_generators(header)
+        if header.is_given_up:
+            return self._take_only(header)
         sources = header.sources
         parts = [self._copies.finish(part) for part in self._ahead.begun(header, objects)] if sources else []
         if coming is not None:
@@ -405,6 +409,20 @@ class ReplicaRunner:
         if self._recovery is not None:
             self._recovery.end(shared=header.looks_only)
         return result
+
+    def _set_generators(self, header: StepHeader) -> None:
+        if header.seed != self._seeds.current:
+            self._seeds.set(header.seed)
+        if len(header.random) == self._setup.world_size:
+            self._saves.set_random(header.random[self._setup.rank])
+
+    def _take_only(self, header: StepHeader) -> StepResult:
+        """Take what a step brings that is not run."""
+        with contextlib.suppress(Exception):  # it may be why the step failed
+            self._mirror.take(header.payload)
+        if self._recovery is not None:
+            self._recovery.end(shared=True)
+        return pack_result(None, absent=False)
 
     def _note_pass(self, found_gradients: bool) -> None:
         self._awaits_update = True
@@ -443,9 +461,9 @@ class ReplicaRunner:
             self._recovery.start_from(step)
 
     def copy_state(self) -> ReplicaCopy | None:
-        """Return a copy of this replica's state; None while gradients wait for an optimizer step."""
+        """Return a copy of this replica's state; None while gradients wait for an optimizer, or after a failed step."""
         began, self._copied_s = time.perf_counter(), None
-        if self._awaits_update and self._mirror.optimizer_log.optimizers():
+        if self._failure is not None or (self._awaits_update and self._mirror.optimizer_log.optimizers()):
             return None
         handed = HandedOver.of(self._mirror, self._seeds, self._policy)
         own = OwnStateReader(self._mirror, self._device).read(self._seeds.current)
@@ -457,7 +475,10 @@ class ReplicaRunner:
         return self._copied_s
 
     def load_copy(self, first: ReplicaCopy, mine: ReplicaCopy, step: int) -> None:
-        """Take over what the first replica's copy and this rank's copy hold; `step` is the next step."""
+        """Take over what the first replica's copy and this rank's copy hold; `step` is the next step.
+
+        Where replicas hold parts of modules, `first` is this rank's copy, too.
+        """
         first.handed.load(self._mirror, self._policy)
         mine.own.restore(self._mirror, self._device)
         if mine.own.seed is not None:

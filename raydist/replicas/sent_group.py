@@ -9,6 +9,7 @@ from typing import Any, final
 
 from raydist.core.errors import CancelledError, InvalidArgumentError
 from raydist.core.exception_utils import describe, what_was_raised
+from raydist.mirroring.messages import StepPayload
 from raydist.replicas.batching_policy import MOST_STEPS
 from raydist.replicas.results import StepResult
 from raydist.replicas.step_message import GroupResult, PlannedStep
@@ -63,6 +64,13 @@ class Dispatched:
         return replace(
             self, planned=replace(self.planned, header=replace(header, loop=replace(header.loop, is_repeated=True)))
         )
+
+    def given_up(self) -> Dispatched:
+        """Return this step, which failed or followed one that failed, as one that only brings what later steps need."""
+        header = self.planned.header
+        payload = header.payload.without_step() or StepPayload()
+        kept = replace(header, payload=payload, sources=(), rows=None, loop=None, is_given_up=True)
+        return Dispatched(PlannedStep(kept), None)
 
 
 @final

@@ -48,8 +48,9 @@ class CopyPoint:
     starts: dict[str, EpochStart] = field(default_factory=dict)
     loops: dict[int, Sequence[str]] = field(default_factory=dict)
 
-    def begin_again(self) -> None:
-        """Make all epochs begin again at their places here."""
+    def begin_again(self, before: int) -> None:
+        """Make all epochs begin again at their places here, for the loops before a step."""
+        self.loops = {step: keys for step, keys in self.loops.items() if step < before}
         lent = [key for each in self.loops.values() for key in each]
         for key, start in self.starts.items():
             start.begin_again(lent.count(key))

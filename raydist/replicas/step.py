@@ -125,6 +125,8 @@ class StepHeader:
     random: tuple[tuple[bytes, ...], ...] = ()
     # True if the function only reads the replica's objects: rules and checks do not count it as a step
     looks_only: bool = False
+    # True if the step only brings what later steps need: its function failed, or followed one that failed
+    is_given_up: bool = False
     # settings of step boundaries at draws from iterators; None if there are no such boundaries
     loop: LoopCommand | None = None
     # torch modes at the driver's call of `run`, if they are not torch's defaults; else None

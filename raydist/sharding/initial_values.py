@@ -31,6 +31,14 @@ class InitialValues:
     seed: int
 
 
+def _keep_memory(module: nn.Module) -> None:
+    """Give a module no values: they come from elsewhere."""
+
+
+NO_VALUES = InitialValues(_keep_memory, 0)
+"""Values of a module that gets memory only."""
+
+
 @final
 class SameRandomNumbers(TorchDispatchMode):
     """A context in which random in-place operations on a sharded tensor draw the whole tensor's numbers.

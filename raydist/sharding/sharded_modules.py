@@ -19,6 +19,7 @@ from torch import nn
 from raydist.actors.workers.memory_limit import return_freed_memory
 from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import connect_store
+from raydist.collectives.translation import translate_torch_error
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.sharding.initial_values import change_modules, is_on_meta, materialize_module
 from raydist.sharding.units import DATA_AXES, ShardingPlan, find_roots, find_units, require_apart, require_no_ties
@@ -72,6 +73,7 @@ class ShardedModules:
         self._device, self._timeout_s = device, timeout_s
         self._scatter = WeightedReduceScatter()
         self._mesh: Any = None
+        self._membership: Membership | None = None
         if device.type == "cpu":
             return_freed_memory()
 
@@ -94,6 +96,7 @@ class ShardedModules:
             world_size=self._world_size,
             timeout=timedelta(seconds=self._timeout_s),
         )
+        self._membership = membership
         names, shape = zip(*self._plan.axes, strict=True)
         self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
 
@@ -178,6 +181,13 @@ class ShardedModules:
                     f"parallelize has divided {name!r} of {type(module).__name__} without the axis "
                     f"{' and '.join(sorted(missing))}. Apply fully_shard over that axis as well, after other plans."
                 )
+
+    def translate(self, error: BaseException) -> BaseException:
+        """Return raydist's error for an error of torch's process group, which another replica has caused."""
+        is_of_group = isinstance(error, dist.DistBackendError) or "/gloo/" in str(error)
+        if self._membership is None or not (is_of_group and isinstance(error, RuntimeError)):
+            return error
+        return translate_torch_error(error, self._membership, "A collective of sharded modules")
 
     def leave(self) -> None:
         """Leave the process group, so that others that wait for this replica fail now. May be called twice."""

@@ -112,7 +112,8 @@ class ResizableStrategy(HostedStrategy):
             plan = self._plan()
             if num_replicas == len(plan.setups):
                 return
-            if type(plan.setups[0].rules) is not StrategyHooks or plan.per_process > 1:
+            first = plan.setups[0]
+            if type(first.rules) is not StrategyHooks or plan.per_process > 1 or first.sharding is not None:
                 raise FailedPreconditionError(
                     f"{type(self).__name__} must keep its {len(plan.setups)} replicas: the number changes only where "
                     "all replicas hold the same (MirroredStrategy, MultiWorkerMirroredStrategy)."
@@ -211,7 +212,7 @@ class ResizableStrategy(HostedStrategy):
                     raise
             else:
                 return
-        if self._launch().recovery is None:
+        if self._launch().recovery is None or plan.setups[0].by_copies:  # nobody else has their state
             self._must_end = True
         else:
             self._move(sorted(ranks), leaving=nodes, why=why)

@@ -12,7 +12,7 @@ from torch import nn
 
 from raydist.context.cluster_resolver import ClusterResolver
 from raydist.core.errors import InvalidArgumentError
-from raydist.options import CommunicationOptions, Timeouts
+from raydist.options import CommunicationOptions, FailureOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan
 from raydist.replicas.rules import StrategyHooks
 from raydist.sharding.units import DATA_AXES, ShardingPlan, UnitPolicy
@@ -33,10 +33,11 @@ class ShardedStrategy(WorkersStrategy):
     On the driver, reading a parameter gathers that parameter only, `state_dict()` all of them. Checkpoints have the
     format of other strategies: save under this one and load under any other, or the other way round.
 
-    What differs from `MirroredStrategy`: a step that fails ends the strategy, since parts may not fit together any
-    more; lost replicas are not replaced; parameters cannot have hooks; optimizers must update each value by itself (not
-    LBFGS, Rprop, Adafactor; SGD and Adagrad not with `fused=True`); a module is called as a whole, and evaluated under
-    `torch.no_grad()`, not `torch.inference_mode()`. `no_sync()` changes nothing: gradients are divided at once.
+    What differs from `MirroredStrategy`: a step that fails and a lost replica end the strategy, since parts may not fit
+    together any more, unless `failure_options` asks for copies; parameters cannot have hooks; optimizers must update
+    each value by itself (not LBFGS, Rprop, Adafactor; SGD and Adagrad not with `fused=True`); a module is called as a
+    whole, and evaluated under `torch.no_grad()`, not `torch.inference_mode()`. `no_sync()` changes nothing: gradients
+    are divided at once.
 
     Args:
         devices: A count or names of the devices of each worker, as for MirroredStrategy. Default: all GPUs of a node,
@@ -54,6 +55,8 @@ class ShardedStrategy(WorkersStrategy):
         cluster_resolver: Names the workers' machines; see `MultiWorkerMirroredStrategy`.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica; see `MirroredStrategy`.
+        failure_options: What happens when a replica is lost or a step fails. By default it ends the strategy; with
+            `recover=True` all processes start again and continue from copies of their parts in Ray's object store.
 
     Raises:
         InvalidArgumentError: An argument is out of its range; (when the replicas are first needed) `shard_size` does
@@ -88,6 +91,7 @@ class ShardedStrategy(WorkersStrategy):
         cluster_resolver: ClusterResolver | Any = None,
         timeouts: Timeouts | None = None,
         resources_per_replica: Mapping[str, float] | None = None,
+        failure_options: FailureOptions | None = None,
     ) -> None:
         self._shard_size = _require_size(shard_size)
         self._sharding = ShardingPlan((), _as_policy(policy), _as_type(mixed_precision), bool(cpu_offload))
@@ -99,7 +103,7 @@ class ShardedStrategy(WorkersStrategy):
             cluster_resolver,
             timeouts=timeouts,
             resources_per_replica=resources_per_replica,
-            failure_options=None,
+            failure_options=_require_fixed_size(failure_options),
         )
 
     def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:
@@ -110,12 +114,21 @@ class ShardedStrategy(WorkersStrategy):
                 "divide parameters among all of them."
             )
         axes = (("replicate", count // size), ("shard", size)) if size < count else (("shard", size),)
-        return _with_sharding(plan, rules, replace(self._sharding, axes=axes))
+        return super()._with_rules(_with_sharding(plan, replace(self._sharding, axes=axes)), rules)
 
 
-def _with_sharding(plan: LaunchPlan, rules: StrategyHooks, sharding: ShardingPlan) -> LaunchPlan:
-    setups = (replace(each, rules=rules, sharding=sharding, same_rows=sharding.same_rows) for each in plan.setups)
+def _with_sharding(plan: LaunchPlan, sharding: ShardingPlan) -> LaunchPlan:
+    setups = (replace(each, sharding=sharding, same_rows=sharding.same_rows) for each in plan.setups)
     return replace(plan, setups=tuple(setups))
+
+
+def _require_fixed_size(options: FailureOptions | None) -> FailureOptions | None:
+    if options is not None and options.elastic is not None:
+        raise InvalidArgumentError(
+            "failure_options must leave elastic out, since replicas that hold parts of the parameters keep their "
+            f"number, got {options.elastic!r}."
+        )
+    return options
 
 
 @final
@@ -143,6 +156,8 @@ class MeshStrategy(WorkersStrategy):
         cluster_resolver: Names the workers' machines; see `MultiWorkerMirroredStrategy`.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica; see `MirroredStrategy`.
+        failure_options: What happens when a replica is lost or a step fails. By default it ends the strategy; with
+            `recover=True` all processes start again and continue from copies of their parts in Ray's object store.
 
     Raises:
         InvalidArgumentError: An argument is out of its range; (when the replicas are first needed) the mesh has another
@@ -177,6 +192,7 @@ class MeshStrategy(WorkersStrategy):
         cluster_resolver: ClusterResolver | Any = None,
         timeouts: Timeouts | None = None,
         resources_per_replica: Mapping[str, float] | None = None,
+        failure_options: FailureOptions | None = None,
     ) -> None:
         if not callable(parallelize):
             raise InvalidArgumentError(
@@ -192,7 +208,7 @@ class MeshStrategy(WorkersStrategy):
             cluster_resolver,
             timeouts=timeouts,
             resources_per_replica=resources_per_replica,
-            failure_options=None,
+            failure_options=_require_fixed_size(failure_options),
         )
 
     def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:
@@ -202,7 +218,7 @@ class MeshStrategy(WorkersStrategy):
                 f"The workers must have as many replicas as the mesh, {self._size} ({shape}), got {len(plan.setups)}. "
                 "Change mesh, devices or num_workers."
             )
-        return _with_sharding(plan, rules, self._sharding)
+        return super()._with_rules(_with_sharding(plan, self._sharding), rules)
 
 
 def _require_axes(mesh: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

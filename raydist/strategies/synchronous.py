@@ -94,12 +94,13 @@ class SynchronousStrategy(ResizableStrategy):
 
     def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:
         known = type(rules) in (StrategyHooks, CentralVariables)  # replicas with other rules may differ
-        together = plan.tpu_slice is not None
+        in_parts = plan.setups[0].sharding is not None
+        together = plan.tpu_slice is not None or in_parts
         # Is there no other replica that has the whole state?
         by_copies = type(rules) is CentralVariables or len(plan.setups) == 1 or together
         recover = self._failure_options.recover
         if recover is None:
-            recover = all(setup.device == "cpu" for setup in plan.setups)
+            recover = not in_parts and all(setup.device == "cpu" for setup in plan.setups)
         failures = self._failure_options if known and recover else None
         if failures is not None and failures.spares and plan.setups[0].device != "cpu":
             raise InvalidArgumentError(
@@ -165,16 +166,22 @@ class SynchronousStrategy(ResizableStrategy):
                 group.start()
                 self._started = True
             if group.steps.failed:
-                self._require_whole(group)
-                group.rebuild()
-                self._mirror.reset()
+                self._mend(group)
             return group
 
-    def _require_whole(self, group: ReplicaGroup) -> None:
-        if group.is_sharded:
+    def _mend(self, group: ReplicaGroup) -> None:
+        """Make replicas that are ready for a step, after one that failed. Blocks."""
+        if not group.is_sharded:
+            group.rebuild()
+            self._mirror.reset()
+        elif group.recovery is not None:
+            group.start_over()
+            self._mirror.forget_failed()
+        else:
             raise FailedPreconditionError(
                 f"{self._name} cannot go on after a failed step, because parts of its parameters may not fit together. "
-                "Close it, and start again from the last checkpoint."
+                "Close it, and start again from the last checkpoint; failure_options=FailureOptions(recover=True) "
+                "makes copies to go back to."
             )
 
     @final
