@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -205,6 +205,18 @@ def _shard_entries(state: Any, module: nn.Module) -> Any:
         return state
     present = module.state_dict()
     return {key: shard_like(value, present[key]) if key in present else value for key, value in state.items()}
+
+
+def sharded_tensors_of(obj: Any, modules: Mapping[str, nn.Module]) -> Mapping[str, torch.Tensor]:
+    """Return the sharded tensors of a module by name, or the sharded parameters of an optimizer."""
+    kind = kind_of_state(obj)
+    named: Iterable[tuple[str, torch.Tensor]] = ()
+    if kind == "module":
+        named = ((plain_name(name), each) for name, each in obj.named_parameters(remove_duplicate=False))
+    elif kind == "optimizer":
+        parameters = (each for group in obj.param_groups for each in group["params"])
+        named = zip(parameter_names(obj, modules), parameters, strict=True)
+    return {name: each for name, each in named if is_sharded(each)}
 
 
 def rejected_state(name: str, obj: Any, error: Exception) -> InvalidArgumentError:

@@ -6,6 +6,7 @@ Nothing is changed before every replica holds all values and no replica waits fo
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,11 +17,13 @@ from torch import nn
 
 from raydist.actors.portable_errors import pack_error
 from raydist.checkpoints.entries import stored_dtype
+from raydist.checkpoints.object_state import sharded_tensors_of
 from raydist.checkpoints.read_tensors import read_slices
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest, differences_of, load_states, refused
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.collectives.tensors import flat_bytes
 from raydist.core.errors import DataLossError, FailedPreconditionError, NotFoundError
+from raydist.utils.sharded_tensors import shard_like
 
 WINDOW_BYTES = 16 << 20  # of one broadcast: large enough that its start-up cost is negligible, small on a device
 
@@ -152,12 +155,14 @@ class ShardReader:
         self._read = request, reads
         return PreparedShard(differences)
 
-    def take(self, token: str) -> Callable[[Mapping[str, Any], Mapping[str, nn.Module]], None]:
+    def take(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> Callable[[], None]:
         """Exchange the values that replicas have read. All replicas call this together and see the same errors.
 
+        One tensor after the other is exchanged. Of a tensor that is sharded here, each replica keeps its part.
+
         Returns:
-            A function that changes objects, given objects and modules, without waiting for other replicas. It raises
-            InvalidArgumentError if an object rejects its state: on all replicas, and nothing is changed.
+            A function that changes the objects, without waiting for other replicas. It raises InvalidArgumentError if
+            an object rejects its state: on all replicas, and nothing is changed.
         """
         read, self._read = self._read, None
         if read is None or read[0].token != token:
@@ -166,15 +171,22 @@ class ShardReader:
             )
         request, mine = read
         plan = plan_reads(request.files(), self._num_replicas)
-        shards = [[_memory(each) for each in reads] for reads in plan]
-        shards[self._rank] = mine
-        self._exchange([[tensor for each in shard for tensor in each.values()] for shard in shards])
+        targets = {name: sharded_tensors_of(obj, modules) for name, obj in objects.items()}
         tensors: dict[str, dict[str, torch.Tensor]] = {name: {} for name in request.saved}
-        for planned, found in zip(chain(*plan), chain(*shards), strict=True):
-            for key, tensor in found.items():
-                _put(tensors[planned.owner], key, planned.file.tensors[key], tensor)
+        for group in _groups(plan, targets):
+            found = [
+                [(each, mine[each.read].pop(each.key) if rank == self._rank else each.memory()) for each in slices]
+                for rank, slices in enumerate(group)
+            ]
+            self._exchange([[tensor for _, tensor in slices] for slices in found])
+            for each, tensor in chain(*found):
+                _put(tensors[each.owner], each.key, each.place, tensor)
+            for owner, key in {(each.owner, each.key) for each, _ in chain(*found)}:
+                # The entries of an optimizer are named by parameter and state.
+                like = targets[owner].get(key, targets[owner].get(key.rpartition(".")[0]))
+                tensors[owner][key] = shard_like(tensors[owner][key], like)
 
-        def commit(objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        def commit() -> None:
             states = {name: request.checkpoint.state_of(request.saved[name], tensors[name]) for name in objects}
             load_states(objects, states, modules, request.strict)
             self._after(objects)
@@ -186,9 +198,42 @@ class ShardReader:
         self._read = None
 
 
-def _memory(read: PlannedRead) -> dict[str, torch.Tensor]:
-    places = {key: place for key, place in read.file.tensors.items() if key in read.keys}
-    return {key: torch.empty(place.slice_shape, dtype=stored_dtype(place.dtype)) for key, place in places.items()}
+@final
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """A tensor, or a slice of one, in the planned read with this number of one replica."""
+
+    owner: str
+    key: str
+    place: FilePlace
+    read: int
+
+    def memory(self) -> torch.Tensor:
+        return torch.empty(self.place.slice_shape, dtype=stored_dtype(self.place.dtype))
+
+
+def _groups(
+    plan: Sequence[Sequence[PlannedRead]], targets: Mapping[str, Mapping[str, Any]]
+) -> Iterator[list[list[_Slice]]]:
+    """Yield the slices to exchange together, by rank: those of a tensor of a sharded object, or of all others.
+
+    Replicas take turns, so that each soon frees what it has read.
+    """
+    groups: dict[tuple[str, str], list[list[_Slice]]] = {}
+    for rank, reads in enumerate(plan):
+        for number, read in enumerate(reads):
+            for key, place in read.file.tensors.items():
+                if key in read.keys:
+                    group = (read.owner, key) if targets[read.owner] else ("", "")
+                    slices = groups.setdefault(group, [[] for _ in plan])
+                    slices[rank].append(_Slice(read.owner, key, place, number))
+    counts: Counter[int] = Counter()
+    turns = []
+    for slices in groups.values():
+        rank = next(rank for rank, each in enumerate(slices) if each)
+        turns.append((counts[rank], slices))
+        counts[rank] += 1
+    yield from (slices for _, slices in sorted(turns, key=lambda each: each[0]))
 
 
 def _put(tensors: dict[str, torch.Tensor], key: str, place: FilePlace, found: torch.Tensor) -> None:
@@ -219,8 +264,7 @@ def commit_shard(
     reader: ShardReader, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
     """Commit a restore on a replica. Replicas run this function once all have read their shards."""
-    commit = reader.take(token)
-    return _pickled_outcome(lambda: commit(objects, modules))
+    return _pickled_outcome(reader.take(token, objects, modules))
 
 
 def discard_shard(reader: ShardReader) -> bytes:

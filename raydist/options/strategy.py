@@ -213,10 +213,11 @@ class FailureOptions:
 
     For the lost servers of `ParameterServerStrategy`, `recover`, `max_failures`, `within_s` and `replace_s` apply.
 
-    With `recover`, another process takes the place of a lost replica or input pipeline. The surviving replicas hold the
-    same parameters and optimizer states, so the new replica takes over theirs, and the unfinished step runs again. With
-    one replica, under CentralStorageStrategy, and in loops inside the replicas, all replicas go back to a copy of their
-    state; so do those of ShardedStrategy and MeshStrategy, also after a step that failed. See the page "Failures" of the documentation for what is promised.
+    With `recover`, another process takes the place of a lost replica or input pipeline. The surviving replicas hold
+    the same parameters and optimizer states, so the new replica takes over theirs, and the unfinished step runs
+    again. With one replica, under CentralStorageStrategy, and in loops inside the replicas, all replicas go back to
+    a copy of their state; so do those of ShardedStrategy and MeshStrategy, also after a step that failed. See the
+    page "Failures" of the documentation for what is promised.
 
     Attributes:
         recover: Replace what is lost. False makes every lost replica an UnavailableError. None is True for replicas on

@@ -8,6 +8,8 @@ divided again.
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, final
@@ -59,6 +61,22 @@ class WeightedReduceScatter:
         op = dist.ReduceOp.SUM
         work: dist.Work | None = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         return work
+
+    def gather(self, reference: weakref.ref[Any]) -> torch.Tensor:
+        """Return all values of a parameter, as `full_tensor`, for a loss that depends on this replica's rows.
+
+        torch's own takes the gradient of all values from one replica. Here it is weighted, and added up over the
+        replicas with other rows, like the gradients that FSDP makes.
+        """
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        parameter: Any = reference()
+        names = parameter.device_mesh.mesh_dim_names or ()
+        placements = [Partial() if name in DATA_AXES else Replicate() for name in names]
+        values: torch.Tensor = DTensor.full_tensor(parameter, grad_placements=placements)
+        if values.requires_grad:
+            values.register_hook(lambda each: torch.zeros_like(each) if self.weight == 0.0 else each * self.weight)
+        return values
 
 
 @final
@@ -151,6 +169,9 @@ class ShardedModules:
             materialize_module(module, self._device)
         for name, parameter in module.named_parameters():
             parameter.grad = shard_like(gradients.get(name), parameter)
+            if is_sharded(parameter):
+                own: Any = parameter
+                own.full_tensor = functools.partial(self._scatter.gather, weakref.ref(parameter))
 
     def _fully_shard(self, module: nn.Module) -> None:
         """Shard a module and its units."""

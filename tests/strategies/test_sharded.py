@@ -451,3 +451,61 @@ def test_what_sharded_modules_cannot_have(ray_cluster: None, case: str) -> None:
             strategy.run(int)
     finally:
         strategy._abort(fetch=False)
+
+
+def penalized(strategy: rd.Strategy) -> dict[str, torch.Tensor]:
+    """Train with terms of the loss that use a parameter itself: of rows, and of the parameter alone."""
+    torch.manual_seed(1)
+    with strategy.scope():
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3, bias=False)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight: Any = model.get_parameter("0.weight")
+    is_divided = isinstance(strategy, rd.ShardedStrategy)
+
+    def step(batch: torch.Tensor) -> None:
+        whole = weight.full_tensor() if is_divided else weight
+        optimizer.zero_grad()
+        loss = model(batch).square().mean() + (batch @ whole.T).pow(4).mean() + 0.1 * whole.abs().sum()
+        loss.backward()
+        optimizer.step()
+
+    for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(torch.randn(25, 6).double()).batch(4)):
+        strategy.run(step, args=(batch,))
+    return {name: each.clone() for name, each in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("size", [None, pytest.param(2, marks=pytest.mark.long)])
+def test_a_loss_may_use_a_parameter_itself(two: rd.ShardedStrategy, size: int | None) -> None:
+    expected = penalized(rd.OneDeviceStrategy("cpu"))
+    if size is None:
+        assert difference(expected, penalized(two)) < 1e-9
+        return
+    with sharded(4, size) as strategy:
+        assert difference(expected, penalized(strategy)) < 1e-9
+
+
+def test_a_restore_needs_little_more_than_the_parts(two: rd.ShardedStrategy, tmp_path: Path) -> None:
+    """Of 96 MB each replica reads half from the file, and keeps half: beside them, it holds one tensor at a time."""
+    layers, width = 24, 1024
+    plain = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    rd.Checkpoint(model=plain).save(tmp_path / "plain")
+    with two.scope():
+        with torch.device("meta"):
+            model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        rd.materialize(model)
+
+    def megabytes(name: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+    def reset() -> float:
+        model(torch.ones(1, width))
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+        return megabytes("VmRSS")
+
+    before = two.local_results(two.run(reset))
+    rd.Checkpoint(model=model).restore(tmp_path / "plain")
+    peaks = two.local_results(two.run(lambda: megabytes("VmHWM")))
+    assert all(peak - at < 70 for peak, at in zip(peaks, before, strict=True)), (peaks, before)
+    last = f"{layers - 1}.weight"
+    assert torch.equal(model.get_parameter(last).detach(), plain.get_parameter(last))
