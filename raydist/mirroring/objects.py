@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -105,6 +106,8 @@ class MirroredClasses:
                     _failed.error = error
                 raise
             value = read(obj, name)
+            if name == "load_state_dict":
+                return _without_warning(value)
             return zero_grad_of(obj, value) if name == "zero_grad" else value
 
         return __getattribute__
@@ -156,6 +159,18 @@ class MirroredClasses:
                 return obj.__reduce_ex__(protocol)
 
         return __reduce_ex__
+
+
+def _without_warning(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `load_state_dict` without torch's warning that it has no effect on parameters on the device "meta"."""
+
+    @functools.wraps(load)
+    def loading(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
+            return load(*args, **kwargs)
+
+    return loading
 
 
 class _Failed(threading.local):

@@ -123,6 +123,9 @@ class TensorOwner(Protocol):
     def values_of(self, record: TensorRecord) -> torch.Tensor:
         """Return the present values of a tensor that has no memory on the driver, in memory of their own. Blocks."""
 
+    def write(self, record: TensorRecord, values: torch.Tensor) -> None:
+        """Give a tensor that has no memory on the driver these values, on the replicas before their next step."""
+
     def before_flags(self, record: TensorRecord) -> None:
         """Prepare for a read or write of `requires_grad`."""
 
@@ -352,6 +355,9 @@ class MirroredTensor(torch.Tensor):
 
 def _call_with_values(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function with values of tensors that the driver has no memory for: they are fetched for this call only."""
+    if func is torch.Tensor.copy_ and isinstance(args[0], MirroredTensor) and record_of(args[0]).tensor is args[0]:
+        record_of(args[0]).owner.write(record_of(args[0]), args[1])  # of load_state_dict()
+        return args[0]
     fetched: list[tuple[torch.Tensor, int]] = []
 
     def filled(value: Any) -> Any:
@@ -369,7 +375,7 @@ def _call_with_values(func: Callable[..., Any], args: Sequence[Any], kwargs: dic
     if any(num_writes(values) != before for values, before in fetched) or func in (_SET_DATA, _GET_DATA):
         raise FailedPreconditionError(
             'A parameter whose values only the replicas have (it was made on the device "meta") cannot be written to '
-            "on the driver, nor read by .data. Read .detach(); write in a step, or load a checkpoint."
+            "on the driver, nor read by .data. Read .detach(); write in a step, by load_state_dict(), or by copy_()."
         )
     return result
 

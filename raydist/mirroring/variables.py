@@ -10,6 +10,7 @@ from typing import final
 import torch
 
 from raydist.compat.torch_internals import plain_tensors
+from raydist.core.errors import FailedPreconditionError
 from raydist.core.exception_utils import collect_errors
 from raydist.mirroring.aggregation import Aggregations, aggregate
 from raydist.mirroring.gradients import DriverHooks, Gradients
@@ -42,6 +43,7 @@ class Variables:
         self.hooks = DriverHooks()
         self._records: dict[int, TensorRecord] = {}
         self._touched: set[int] = set()
+        self._written: dict[int, torch.Tensor] = {}  # new values of tensors without memory here, by handle
         self._num_expired = 0  # number of the last step; a tensor is fresh if it was fetched after that step
         self._fetched_at = 0  # value of `_num_expired` when the last fetch of all tensors began
         self._wanted_at = -1  # the same at the last read of one tensor, or of an attribute that reads several
@@ -63,6 +65,7 @@ class Variables:
         """Drop the records of a tensor that the program has dropped."""
         self._records.pop(handle, None)
         self._touched.discard(handle)
+        self._written.pop(handle, None)
         self.gradients.forget(handle)
         self.hooks.forget(handle)
 
@@ -97,9 +100,26 @@ class Variables:
 
     @outside_inference_mode
     def values_of(self, record: TensorRecord) -> torch.Tensor:
+        self._require_open(record)
+        if record.handle in self._written:
+            return self._written[record.handle].clone()
         with self._lock:
             images = self._link.call(0, MirrorCalls.tensor_images, [record.handle])
         return images[record.handle].tensor()
+
+    def write(self, record: TensorRecord, values: torch.Tensor) -> None:
+        self._require_open(record)
+        if (tensor := record.tensor) is not None:
+            with plain_tensors():
+                self._written[record.handle] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(values)
+
+    def _require_open(self, record: TensorRecord) -> None:
+        if record.handle not in self._records:
+            raise FailedPreconditionError(
+                'The values of a parameter that was made on the device "meta" are on the replicas only, and go with '
+                "them when the strategy is closed. Save an rd.Checkpoint, or read .detach(), before close(). Load saved "
+                "values by load_state_dict(state, assign=True)."
+            )
 
     def before_flags(self, record: TensorRecord) -> None:
         self._refresh_flags()
@@ -208,7 +228,7 @@ class Variables:
         if any(self._records[handle].fetched_at != self._num_expired for handle in written):
             self._fetch(written)  # the driver changed some elements only, by an alias from before the last step
         with plain_tensors():
-            writes.tensors = {handle: tensor.detach() for handle, tensor in written.items()}
+            writes.tensors = {handle: tensor.detach() for handle, tensor in written.items()} | self._written
             changed = {
                 handle: tensor
                 for handle, (each, tensor) in touched.items()
@@ -220,6 +240,7 @@ class Variables:
         """Record that the changes from `collect` were sent: the replicas will hold these values."""
         self.gradients.mark_sent()
         self.hooks.mark_sent()
+        self._written.clear()
         for handle, (record, tensor) in self._living(list(self._touched)).items():
             record.note_sent(tensor)
             if record.synced is None:
@@ -232,10 +253,11 @@ class Variables:
         return {handle: (record, tensor) for handle, record, tensor in held if tensor is not None}
 
     def release(self) -> None:
-        """Make every tensor plain again, with its present values."""
+        """Make every tensor plain again, with its present values; those without memory here stay, to raise errors."""
         self._fetched_at = self._num_expired
         self.gradients.release()
         for record in self._records.values():
-            plain_tensor(record)
+            if not record.is_meta:
+                plain_tensor(record)
         self._records.clear()
         self._touched.clear()

@@ -269,6 +269,10 @@ def test_a_model_on_meta_gets_the_values_of_a_plain_one(two: rd.ShardedStrategy,
             first.data.fill_(1.0)
         with pytest.raises(rd.FailedPreconditionError, match="cannot be written to on the driver"), torch.no_grad():
             first.zero_()
+        model.load_state_dict(expected)
+        assert torch.equal(first.detach(), expected["0.weight"]), "before the next step"
+        strategy.run(int)
+        assert all(torch.equal(each, expected[name]) for name, each in model.state_dict().items())
 
 
 class Recurrent(nn.Module):
@@ -509,3 +513,16 @@ def test_a_restore_needs_little_more_than_the_parts(two: rd.ShardedStrategy, tmp
     assert all(peak - at < 70 for peak, at in zip(peaks, before, strict=True)), (peaks, before)
     last = f"{layers - 1}.weight"
     assert torch.equal(model.get_parameter(last).detach(), plain.get_parameter(last))
+
+
+def test_values_of_a_model_on_meta_go_with_the_strategy(ray_cluster: None) -> None:
+    with sharded(2) as strategy:
+        model, _ = on_meta(strategy, seed=1)
+        strategy.run(lambda: model.training)
+        values = {name: each.clone() for name, each in model.state_dict().items()}
+    weight = model.get_parameter("0.weight")
+    for use in (weight.tolist, lambda: weight + 1, model.state_dict, lambda: weight.copy_(values["0.weight"])):
+        with pytest.raises(rd.FailedPreconditionError, match="go with them when the strategy is closed"):
+            use()
+    model.load_state_dict(values, assign=True)
+    assert all(torch.equal(each, values[name]) for name, each in model.state_dict().items())
