@@ -117,8 +117,8 @@ class Variables:
         if record.handle not in self._records:
             raise FailedPreconditionError(
                 'The values of a parameter that was made on the device "meta" are on the replicas only, and go with '
-                "them when the strategy is closed. Save an rd.Checkpoint, or read .detach(), before close(). Load saved "
-                "values by load_state_dict(state, assign=True)."
+                "them when the strategy is closed. Save an rd.Checkpoint, or read .detach(), before close(); "
+                "load_state_dict(state, assign=True) loads saved values."
             )
 
     def before_flags(self, record: TensorRecord) -> None:

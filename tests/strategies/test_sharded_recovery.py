@@ -18,8 +18,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 
 import raydist as rd
+from raydist import testing
 from raydist.mirroring.blueprints import StateOfParts
 from raydist.replicas import state_copies
+from raydist.testing import strategy_contract as contract
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -98,6 +100,12 @@ class Trained:
     num_calls: int
 
 
+def kill_between_steps(strategy: Divided, faults: Collection[Fault], step: int) -> None:
+    for fault in faults:
+        if (fault.place, fault.step) == ("between steps", step):
+            os.kill(strategy.local_results(strategy.run(lambda: int(os.getpid())))[fault.rank], signal.SIGKILL)
+
+
 def train(strategy: Divided, faults: Collection[Fault], folder: Path, *, skip: Collection[int] = ()) -> Trained:
     """Train all steps but those in `skip`; go on after a step that fails."""
     folder.mkdir(exist_ok=True)
@@ -128,14 +136,16 @@ def train(strategy: Divided, faults: Collection[Fault], folder: Path, *, skip: C
         maybe_die("update", number)
         return loss.detach(), inputs.double().sum()
 
+    failing = {fault.step for fault in faults if fault.fails}
     results = []
     for number, batch in filter(lambda each: each[0] not in skip, enumerate(strategy.distribute_dataset(data))):
         found = strategy.run(step, args=(batch, number))
-        if any(fault.fails and fault.step == number for fault in faults):
+        if number in failing:
             with pytest.raises(RuntimeError, match=f"a fault in step {number}"):
                 strategy.local_results(found[0])
         else:
             results.append(found)
+            kill_between_steps(strategy, faults, number)
             scheduler.step()  # on the driver, which may have sent later steps already when a replica is lost
     values = {name: each.clone() for name, each in model.state_dict().items()}
     for number, state in enumerate(optimizer.state.values()):
@@ -146,14 +156,14 @@ def train(strategy: Divided, faults: Collection[Fault], folder: Path, *, skip: C
     return Trained(values, losses, float(mean.compute()), seen, model.num_calls)
 
 
-KILLS = [("forward", 3, 0), ("in backward", 6, 1), ("update", 9, 0), ("backward", 12, 1)]
+KILLS = [("forward", 3, 0), ("in backward", 6, 1), ("between steps", 8, 1), ("update", 10, 0), ("backward", 12, 1)]
 
 
 @pytest.mark.parametrize(
     ("strategy", "kills"),
     [
         ("two", KILLS),
-        ("tensor", [KILLS[1], KILLS[2]]),
+        pytest.param("tensor", [KILLS[1], KILLS[3]], marks=pytest.mark.long),
         pytest.param(
             "two by two", [("forward", 5, 3), ("in backward", 6, 2), ("update", 10, 1)], marks=pytest.mark.long
         ),
@@ -177,13 +187,31 @@ def differing(one: Trained, other: Trained) -> list[str]:
     ]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["two"], indirect=True)
+def test_replicas_killed_at_random_moments_lose_nothing(strategy: Divided, tmp_path: Path) -> None:
+    undisturbed = train(strategy, (), tmp_path / "undisturbed")
+    steps = strategy._headers.count  # of this strategy so far
+    plan = testing.FaultPlan(*(testing.Fault(steps + number, rank=number % 2) for number in (1, 4, 6, 9, 11, 13)))
+    plan.arm(strategy)
+    assert differing(train(strategy, (), tmp_path / "disturbed"), undisturbed) == []
+    assert 4 <= len(strategy.failures()) <= 6
+
+
 @pytest.mark.parametrize("strategy", ["two", pytest.param("tensor", marks=pytest.mark.long)], indirect=True)
 def test_a_failed_step_does_not_count_and_training_goes_on(strategy: Divided, tmp_path: Path) -> None:
-    faults = [Fault("forward", 4, 0, fails=True), Fault("in backward", 8, 1, fails=True), Fault("forward", 10, 1)]
+    faults = [Fault("forward", 4, 0, fails=True), Fault("in backward", 8, 1, fails=True), Fault("forward", 9, 1)]
     expected = train(strategy, (), tmp_path / "without", skip=(4, 8))
     found = train(strategy, faults, tmp_path / "failed")
     assert differing(found, expected) == []
     assert [failure.ranks for failure in strategy.failures()] == [(1,)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["two"], indirect=True)
+def test_errors_are_those_of_other_strategies(strategy: Divided) -> None:
+    (check,) = (each for each in contract.CHECKS if each.__name__ == "check_errors")
+    check(strategy)
 
 
 def test_what_cannot_be_sharded_is_an_error_and_training_goes_on(ray_cluster: None) -> None:
@@ -222,6 +250,7 @@ class Fragile(nn.Module):
         return x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["two"], indirect=True)
 def test_fit_goes_on_when_replicas_are_killed(strategy: Divided, tmp_path: Path) -> None:
     def fit(*faults: Fault) -> tuple[dict[str, torch.Tensor], dict[str, list[float]]]:
@@ -242,6 +271,7 @@ def test_fit_goes_on_when_replicas_are_killed(strategy: Divided, tmp_path: Path)
     assert history_again == history
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["two"], indirect=True)
 def test_checkpoints_before_and_after_a_loss(strategy: Divided, tmp_path: Path) -> None:
     """A checkpoint between the last copy and the loss stays whole, and one can be restored afterwards."""
@@ -356,5 +386,5 @@ def test_a_copy_has_the_parts_of_one_replica(strategy: Divided) -> None:
     states: list[StateOfParts] = [ray.get(each).handed.state for each in point.point().copies]
     assert [[each.image.array.nbytes for each in state.tensors.values()] for state in states] == [[32 * 16 * 4]] * 2
     assert [len(state.blueprints) for state in states] == [1, 1]
-    parts = [each for state in states for _, held in state.states.popitem()[1] for each in held.values()]
+    parts = [each for state in states for _, held in [*state.states.values()][0] for each in held.values()]
     assert sorted(part.image.array.nbytes for part in parts) == [4] * 2 + [32 * 16 * 4] * 4
