@@ -14,6 +14,7 @@ from torch.nn import functional
 from raydist.compat.torch_internals import disable_compiler, module_table
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.local_rows import (
+    LocalRows,
     access_to,
     add_row_gradient,
     held_rows,
@@ -252,7 +253,10 @@ class ShardedEmbedding(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         mark = mark_of(self.weight)
         elsewhere = None if mark is None else mark.access
-        held = held_rows(self.weight) if elsewhere is None else elsewhere.export_rows(self.weight)
+        if mark is not None and isinstance(mark.local, LocalRows) and mark.local.exchange is not None:
+            held = []  # a copy for another replica, which holds other rows
+        else:
+            held = held_rows(self.weight) if elsewhere is None else elsewhere.export_rows(self.weight)
         return {**self.__dict__, _HELD: held}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

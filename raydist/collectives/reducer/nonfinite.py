@@ -164,7 +164,7 @@ class SkippedUpdates:
     def watch(self) -> Iterator[None]:
         """Skip optimizer steps of this thread inside the block, including steps in hooks of backward passes."""
         with _LOCK:
-            _install_hooks()
+            install_hooks()
             _WATCHING.append(self)
         token = _CURRENT.set(self)
         try:
@@ -216,7 +216,7 @@ _CURRENT: ContextVar[SkippedUpdates | None] = ContextVar("raydist_skipped_update
 
 
 @functools.cache
-def _install_hooks() -> None:
+def install_hooks() -> None:
     """Register hooks of torch around the steps of all optimizers of the process. Outside `watch` they take 0.2 us.
 
     The hooks are never removed: torch iterates over them in each step, and a change by another thread would raise.
