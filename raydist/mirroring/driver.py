@@ -54,7 +54,7 @@ class MirrorDriver:
     For each step the strategy calls `prepare`, sends the payload, and calls `dispatched`; after a failed step, `reset`.
 
     `name` is the strategy's, for messages; `devices` returns the device types of the replicas; `row_holders` returns
-    the number of replicas that the rows of embedding tables are divided among, 1 if each can read them all from servers,
+    the number of replicas that rows of embedding tables are divided among: 1 if each can read all of them from servers,
     0 if there can be no tables.
     """
 
@@ -72,9 +72,7 @@ class MirrorDriver:
         self._scope = Scope()
         self._table = DriverTable()
         self._row_holders = row_holders
-        self._scope_check = ScopeCheck(
-            name, self._scope, devices, self._table, serves_rows=lambda: row_holders() > 0
-        )
+        self._scope_check = ScopeCheck(name, self._scope, devices, self._table, serves_rows=lambda: row_holders() > 0)
         self._classes = MirroredClasses(self)
         self._variables = Variables(link, self._table, self._scope_check, self._refresh_modules)
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
@@ -387,7 +385,8 @@ class _MirroredRows:
     def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         spec, parts = spec_of(weight), self._ask(MirrorCalls.pull_rows, rows)
         if spec is None or len(parts) == 1:
-            return parts[0]
+            whole: torch.Tensor = parts[0]
+            return whole
         found = torch.empty((len(rows), spec.dim), dtype=spec.dtype)
         owners = spec.servers_of(rows, len(parts))
         for rank, part in enumerate(parts):

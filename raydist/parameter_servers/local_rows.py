@@ -285,15 +285,15 @@ def access_to(weight: torch.Tensor) -> RowAccess:
 
 
 def _local(mark: TableMark) -> LocalRows:
-    if not isinstance(mark.local, LocalRows):
-        hold_in(mark, LocalRows(RowTable(mark.spec)))
-    return mark.local
+    held = mark.local
+    return held if isinstance(held, LocalRows) else hold_in(mark, LocalRows(RowTable(mark.spec)))
 
 
-def hold_in(mark: TableMark, rows: LocalRows) -> None:
-    """Make this process hold rows of a table. The steps of all optimizers update them from now on."""
+def hold_in(mark: TableMark, rows: LocalRows) -> LocalRows:
+    """Make this process hold rows of a table; return them. The steps of all optimizers update them from now on."""
     mark.local = rows
     _hook_into_torch()
+    return rows
 
 
 @functools.cache

@@ -128,7 +128,9 @@ class RowTable:
     def own(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the positions of this server's rows among `rows`, rising; numbers below 0 are nobody's."""
         known = rows >= 0
-        mine = known if self._num_servers == 1 else known & (self.spec.servers_of(rows, self._num_servers) == self._server)
+        mine = (
+            known if self._num_servers == 1 else known & (self.spec.servers_of(rows, self._num_servers) == self._server)
+        )
         return torch.nonzero(mine).reshape(-1)
 
     def pull(self, rows: torch.Tensor) -> torch.Tensor:

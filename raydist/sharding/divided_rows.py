@@ -158,7 +158,10 @@ class DividedTables:
     def _add(self, weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, *, finite: bool) -> None:
         rows, values = added_up(rows.cpu(), values.to(weight.device))
         if not finite:  # all replicas must see that: a replica may hold none of the rows
-            rows, values = torch.cat([_NOBODYS, rows]), torch.cat([torch.full_like(weight.new_empty(1, values.shape[1]), math.nan), values])
+            rows, values = (
+                torch.cat([_NOBODYS, rows]),
+                torch.cat([torch.full_like(weight.new_empty(1, values.shape[1]), math.nan), values]),
+            )
         add_exchanged(weight, rows, values, self)
 
     def _table_of(self, weight: torch.Tensor) -> RowTable:

@@ -20,6 +20,7 @@ from raydist.actors.workers.memory_limit import return_freed_memory
 from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import connect_store
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.parameter_servers.local_rows import is_table
 from raydist.sharding.initial_values import fill, is_on_meta, replaced
 from raydist.sharding.units import DATA_AXES, ShardingPlan, find_roots, find_units, require_apart, require_no_ties
 from raydist.utils.sharded_tensors import SHARDED, is_sharded, laid_out
@@ -159,6 +160,7 @@ class ShardedModules:
         recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
         kept = {parameter for part in recurrent for parameter in part.parameters()}
         kept |= {parameter for parameter in module.parameters() if parameter.ndim == 0}  # they have no rows
+        kept |= {parameter for parameter in module.parameters() if is_table(parameter)}  # rows are divided otherwise
         precision = MixedPrecisionPolicy(param_dtype=self._plan.param_dtype)
         options: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": True, "ignored_params": kept}
         if self._plan.cpu_offload:

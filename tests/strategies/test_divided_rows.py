@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Optimizers] = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.5),
     "Adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.3),
-    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9),
     "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.1),
     "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=0.1),
     "RMSprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.1),
@@ -119,3 +120,69 @@ def test_divided_rows_train_what_one_table_trains(mirrored: Mirrored, optimizer:
     require_close(found, expected)
     for of_replicas, norm in zip(norms, expected_norms, strict=True):
         torch.testing.assert_close(of_replicas, norm.expand(len(of_replicas)), rtol=0, atol=1e-9)
+
+
+def advance(strategy: rd.Strategy | None, model: Any, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+    step = step_of(model, optimizer)
+    every = list(zip(*(each.split(6) for each in batches()), strict=True))
+    for number in numbers:
+        if strategy is None:
+            step(every[number])
+        elif isinstance(strategy, rd.ParameterServerStrategy):
+            strategy.run(step, args=(every[number],)).get()
+        else:
+            data = rd.Dataset.from_tensor_slices(every[number]).batch(6)
+            for batch in strategy.distribute_dataset(data):
+                strategy.run(step, args=(batch,))
+
+
+def scoped(strategy: rd.Strategy | None, optimizer: str) -> tuple[Any, torch.optim.Optimizer]:
+    if strategy is None:
+        return made(Tables, optimizer)
+    with strategy.scope():
+        return made(Tables, optimizer)
+
+
+PLACES = ["process", "one device", "mirrored 1", "mirrored 2", "mirrored 3", "sharded 2", "servers"]
+
+
+@pytest.fixture
+def place(
+    mirrored: Mirrored, kept: KeptStrategies, served: Callable[[int], rd.ParameterServerStrategy]
+) -> Callable[[str], rd.Strategy | None]:
+    def find(name: str) -> rd.Strategy | None:
+        kind, _, number = name.partition(" ")
+        match kind:
+            case "mirrored":
+                return mirrored(int(number))
+            case "sharded":
+                return kept.get(rd.ShardedStrategy, sharded, 2)
+            case "servers":
+                return served(2)
+        return rd.OneDeviceStrategy("cpu") if kind == "one" else None
+
+    return find
+
+
+def sharded(count: int) -> rd.ShardedStrategy:
+    return rd.ShardedStrategy(count, 1, timeouts=LIMITS, resources_per_replica=RESOURCES)
+
+
+@pytest.mark.parametrize("after", PLACES)
+@pytest.mark.parametrize("before", ["mirrored 2", "sharded 2", "process", "servers"])
+def test_checkpoints_fit_other_numbers_of_replicas_servers_and_one_device(
+    place: Callable[[str], rd.Strategy | None], tmp_path: Path, before: str, after: str
+) -> None:
+    expected, used = made(Tables, "Adam")
+    advance(None, expected, used, range(5))
+    strategy = place(before)
+    model, optimizer = scoped(strategy, "Adam")
+    advance(strategy, model, optimizer, range(2))
+    rd.Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "c")
+    advance(strategy, model, optimizer, range(2, 3))  # which must not be in the checkpoint
+    strategy = place(after)
+    model, optimizer = scoped(strategy, "Adam")
+    advance(strategy, model, optimizer, range(4, 5))
+    rd.Checkpoint(model=model, optimizer=optimizer).restore(tmp_path / "c")
+    advance(strategy, model, optimizer, range(2, 5))
+    require_close(values_of(model), values_of(expected))
