@@ -29,7 +29,7 @@ from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.scope import Scope, ScopeCheck
 from raydist.mirroring.step_pickler import SentFunctions, StepPickler
 from raydist.mirroring.variables import Variables
-from raydist.parameter_servers.local_rows import attach_access, spec_of
+from raydist.parameter_servers.local_rows import access_to, attach_access, is_table, spec_of
 from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
 from raydist.utils.torch_modes import outside_inference_mode
@@ -40,6 +40,9 @@ _READ_SEVERAL = {
 }
 """Attributes of modules and optimizers by which a program reads more than one tensor."""
 
+
+TableStates = list[tuple[torch.Tensor, list[dict[str, Any]]]]
+"""Parameters that stand for tables, each with the states of the table's rows."""
 
 _HELD_S = 0.2  # for which another thread waits for the lock before it marks values as stale without it
 
@@ -259,6 +262,15 @@ class MirrorDriver:
         with self._lock:
             self._variables.divide_anew()
             self._states.divide_anew()
+
+    def export_tables(self) -> TableStates:
+        """Return the rows of all embedding tables, with their parameters. Blocks; takes as much memory as the rows."""
+        return [(each, access_to(each).export_rows(each)) for _, each in self._table.objects() if is_table(each)]
+
+    def import_tables(self, rows: TableStates) -> None:
+        """Divide the rows of tables among the replicas that there are now. Blocks."""
+        for weight, states in rows:
+            access_to(weight).import_rows(weight, states)
 
     @outside_inference_mode
     def reset(self, source: int = 0) -> None:

@@ -180,9 +180,13 @@ class ReplicaRunner:
         if setup.sharding is not None:
             limit_s = setup.collective_timeout_s
             self._sharded = ShardedModules(setup.sharding, setup.rank, setup.world_size, self._device, limit_s)
+        self._policy = NonfinitePolicy(
+            lambda parameters: names_of(parameters, self._mirror.objects()),
+            first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
+        )
         # With rules of their own, replicas may differ; parameter servers hold rows themselves.
         divides = type(setup.rules) is StrategyHooks and setup.same_rows == 1
-        self._tables = DividedTables(setup.rank, setup.world_size) if divides else None
+        self._tables = DividedTables(setup.rank, setup.world_size, self._policy) if divides else None
         self._mirror = MirrorReplica(
             synced.rank,
             world_size=synced.world_size,
@@ -198,10 +202,6 @@ class ReplicaRunner:
         self._peers: SyncPeers | None = None
         self._reducer: GradientReducer | None = None
         self._objects = KeptObjects()
-        self._policy = NonfinitePolicy(
-            lambda parameters: names_of(parameters, self._mirror.objects()),
-            first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
-        )
         self._recovery: ReplicaRecovery | None = None
         self._copied_s: float | None = None
         self._awaits_update = False  # a backward pass has ended since the last optimizer step

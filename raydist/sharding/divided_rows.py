@@ -14,7 +14,8 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.checked import CallLog, describe_call, exchange
+from raydist.collectives.checked import Call, CallLog, exchange
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of
 from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import ReduceOp
 from raydist.parameter_servers.local_rows import (
@@ -39,9 +40,10 @@ class DividedTables:
         weight: The weight of this replica's gradients in the backward passes that follow.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, policy: NonfinitePolicy) -> None:
         self._rank, self._world_size = rank, world_size
-        self._weights: dict[int, torch.Tensor] = {}  # the parameters that stand for tables, by handle
+        self._policy = policy
+        self._weights: dict[int, torch.nn.Parameter] = {}  # the parameters that stand for tables, by handle
         self._group: Communicator | None = None
         self._calls = CallLog()
         self._kept_local = False
@@ -56,7 +58,7 @@ class DividedTables:
     def divide(self, items: Sequence[tuple[int, Any]]) -> None:
         """Hold this replica's rows of the tables among new objects. Known tables keep their rows and gradients."""
         for handle, obj in items:
-            mark = mark_of(obj) if isinstance(obj, torch.Tensor) else None
+            mark = mark_of(obj) if isinstance(obj, torch.nn.Parameter) else None
             if mark is None:
                 continue
             known = self._weights.get(handle)
@@ -84,8 +86,9 @@ class DividedTables:
 
     def pull(self, table: RowTable, rows: torch.Tensor) -> torch.Tensor:
         group, spec = self._joined(), table.spec
-        call = describe_call(f"the rows of ShardedEmbedding({spec.num_rows}, {spec.dim})", None)
-        exchange(group, call, log=self._calls)
+        number = next(handle for handle, weight in self._weights.items() if self._table_of(weight) is table)
+        title = f"lookup in ShardedEmbedding({spec.num_rows}, {spec.dim}), variable {number}"
+        exchange(group, Call(title, str(spec.dtype), (spec.dim,)), log=self._calls)
         places = self._places(table, rows)
         lengths = self._lengths(group, [len(each) for each in places])
         asked = _swap(group, [rows[each] for each in places], lengths)
@@ -141,10 +144,15 @@ class DividedTables:
             if any(used for used, *_ in told):
                 lengths = [each[2:] for each in told]
                 found = torch.cat(_swap(group, rows, lengths)), torch.cat(_swap(group, values, lengths))
-                self._add(weight, *found, finite=all(finite for _, finite, *_ in told))
+                self._add(weight, *found, finite=not any(fault for _, fault, *_ in told))
+        faults = [{number: each[1] for number, each in enumerate(header) if each[1]} for header in headers]
+        if self._policy.must_check and any(faults):
+            named = dict(enumerate(trained))
+            if self._policy.record_more(named[number] for each in faults for number in each):
+                raise self._policy.error("a backward pass", faults, named)
 
     def _own_parts(self, weight: torch.Tensor) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
-        """Return used or not, finite or not, and numbers of rows; the rows for each replica, and their gradients."""
+        """Return used or not, the fault, and numbers of rows; the rows for each replica, and their gradients."""
         pieces, table = take_local_pieces(weight), self._table_of(weight)
         if not pieces:
             rows, values = torch.empty(0, dtype=torch.int64), weight.detach()[:0]
@@ -152,7 +160,7 @@ class DividedTables:
             rows = torch.cat([piece[0] for piece in pieces])
             values = torch.cat([piece[1] for piece in pieces])
         places = self._places(table, rows)
-        header = [bool(pieces), bool(torch.isfinite(values).all()), *(len(each) for each in places)]
+        header = [bool(pieces), fault_of(values), *(len(each) for each in places)]
         return header, [rows[each] for each in places], [values[each] for each in places]
 
     def _add(self, weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, *, finite: bool) -> None:

@@ -104,6 +104,13 @@ class NonfinitePolicy:
             self._suspects.update(map(id, parameters))
         return must_raise
 
+    def record_more(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Record that the last pass gave these parameters NaN or infinite gradients, too; see `record_pass`."""
+        if self._last_is_nonfinite:  # counted already
+            self._suspects.update(map(id, parameters))
+            return False
+        return self.record_pass(parameters, are_finite=False)
+
     def _must_skip(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True if the step of this optimizer must be skipped.
 

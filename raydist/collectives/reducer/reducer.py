@@ -257,6 +257,8 @@ class GradientReducer:
         try:
             if not self._parameters.all or self._needs_no_reduction():
                 original(*args, **kwargs)
+                if self._policy is not None and self._policy.must_check:
+                    self._policy.record_pass((), are_finite=True)
             else:
                 self._run(original, args, kwargs)
             self._end_pass(self._local)
