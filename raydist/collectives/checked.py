@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, replace
 from typing import final
 
@@ -24,7 +24,7 @@ import torch
 
 from raydist.collectives.base import Communicator, Work
 from raydist.collectives.delegating import DelegatingCommunicator
-from raydist.collectives.tensors import check_exchange, check_rows, rows_name
+from raydist.collectives.tensors import check_rows, rows_name
 from raydist.collectives.translation import mismatch_error
 from raydist.core.values import ReduceOp
 
@@ -182,14 +182,6 @@ class CheckedCommunicator(DelegatingCommunicator):
         check_rows(outputs, tensor, self.rank, self.world_size)
         self._compare(rows_name(outputs), tensor[:0], always=True)  # no communicator compares lengths itself
         return self._inner.all_gather_rows(outputs, tensor)
-
-    def all_to_all_rows(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], lengths: Sequence[Sequence[int]]
-    ) -> Work:
-        check_exchange(outputs, inputs, lengths, self.rank)
-        what = f"all_to_all_rows({[list(row) for row in lengths]})"
-        self._compare(what, inputs[0][:0], always=True)  # no communicator compares lengths itself
-        return self._inner.all_to_all_rows(outputs, inputs, lengths)
 
     def barrier(self) -> None:
         self._compare("barrier", None)

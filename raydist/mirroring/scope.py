@@ -181,10 +181,10 @@ class ScopeCheck:
             )
         if spec_of(parameter) is not None and not self._serves_rows():
             raise FailedPreconditionError(
-                f"Rows of a ShardedEmbedding must lie on parameter servers, or be divided among replicas on CPUs or "
-                f"CUDA GPUs that get different rows of a batch and hold the rest alike; those of {self._name} do not. "
-                "Use rd.ParameterServerStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, ShardedStrategy or "
-                "OneDeviceStrategy, or torch.nn.Embedding, which replicas have whole."
+                "Rows of a ShardedEmbedding must lie on parameter servers, or be divided among CPU or GPU replicas "
+                f"that get different rows of a batch, but {self._name} has neither. Use ParameterServerStrategy, "
+                "MirroredStrategy, MultiWorkerMirroredStrategy, ShardedStrategy or OneDeviceStrategy, or "
+                "torch.nn.Embedding, which replicas have whole."
             )
         if parameter not in self.scope:
             raise FailedPreconditionError(

@@ -310,6 +310,17 @@ def same_rows(count: int) -> rd.MeshStrategy:
     return rd.MeshStrategy(mesh, lambda model, mesh: None, timeouts=LIMITS, resources_per_replica=RESOURCES)
 
 
+def test_gloo_exchanges_rows_between_workers(ray_cluster: None) -> None:
+    expected, _ = alone(Dense, "Adagrad")
+    options = rd.CommunicationOptions(implementation="gloo")
+    strategy = rd.MultiWorkerMirroredStrategy(
+        3, resources_per_replica=RESOURCES, timeouts=LIMITS, communication_options=options
+    )
+    with strategy:
+        found, _ = train(strategy, "Adagrad")
+        require_close(found, expected)
+
+
 PLACES = ["process", "one device", "mirrored 1", "mirrored 2", "mirrored 3", "sharded 2", "servers"]
 
 
@@ -353,6 +364,35 @@ def test_checkpoints_fit_other_numbers_of_replicas_servers_and_one_device(
     rd.Checkpoint(model=model, optimizer=optimizer).restore(tmp_path / "c")
     advance(strategy, model, optimizer, range(2, 5))
     require_close(values_of(model), values_of(expected))
+
+
+def anonymous_memory() -> float:
+    """Return this process's own memory, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def test_memory_follows_touched_rows(mirrored: Mirrored) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        table = rd.ShardedEmbedding(10**8, 16, seed=1)  # 6.4 GB, and as much for Adagrad
+        optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
+
+    def step(first: int) -> tuple[float, int]:
+        numbers = torch.arange(first, 10**8, 1000)[:20_000] + rd.get_replica_context().replica_id_in_sync_group
+        optimizer.zero_grad()
+        table(numbers).square().mean().backward()
+        optimizer.step()
+        return anonymous_memory(), len(numbers)
+
+    before, _ = map(strategy.local_results, strategy.run(step, args=(0,)))
+    for number in range(1, 5):  # 160,000 rows more
+        after, _ = map(strategy.local_results, strategy.run(step, args=(2 * number,)))
+    states = table.export_rows()
+    assert [len(state["rows"]) for state in states] == pytest.approx([100_000, 100_000], rel=0.02)
+    row_mb = 2 * 16 * 4 / 2**20
+    for one, other in zip(before, after, strict=True):
+        assert other - one < 3 * 80_000 * row_mb + 30  # memory grows by half; and that of one step
 
 
 @dataclass(frozen=True)
@@ -431,16 +471,18 @@ def test_a_manager_saves_rows_within_a_loop_of_the_replicas(mirrored: Mirrored, 
     advance(None, expected, used, range(3))
     model, optimizer = scoped(strategy, "Adagrad")
     plain = step_of(model, optimizer)
-    manager = rd.CheckpointManager(rd.Checkpoint(model=model, optimizer=optimizer), tmp_path / "run", max_to_keep=5)
+    advance(strategy, model, optimizer, range(1))  # the replicas have the tables
+    data = rd.Dataset.from_tensor_slices(batches()).batch(6).skip(1)
+    with rd.CheckpointManager(rd.Checkpoint(model=model, optimizer=optimizer), tmp_path, None) as manager:
+        manager.watch()
 
-    def loop(iterator: Any) -> None:
-        for number, batch in enumerate(iterator, 1):
-            plain(batch)
-            manager.save(number)
+        def loop(iterator: Any) -> None:
+            for batch in iterator:
+                plain(batch)
+                manager.save()
 
-    data = rd.Dataset.from_tensor_slices(batches()).batch(6)
-    strategy.run(loop, args=(iter(strategy.distribute_dataset(data)),))
-    manager.close()
+        strategy.run(loop, args=(iter(strategy.distribute_dataset(data)),))
+        manager.sync()
     model, optimizer = scoped(None, "Adagrad")
-    rd.Checkpoint(model=model, optimizer=optimizer).restore(tmp_path / "run" / "ckpt-3")
+    rd.Checkpoint(model=model, optimizer=optimizer).restore(tmp_path / "ckpt-2")  # the second batch of the loop
     require_close(values_of(model), values_of(expected))
