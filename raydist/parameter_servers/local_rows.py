@@ -12,7 +12,12 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from raydist.collectives.reducer.nonfinite import install_hooks
-from raydist.compat.torch_internals import VALUELESS_GETTERS, disable_compiler, foreach_zero, plain_tensors
+from raydist.compat.torch_internals import (
+    VALUELESS_GETTERS,
+    disable_compiler,
+    foreach_zero,
+    plain_tensors,
+)
 from raydist.core.errors import FailedPreconditionError
 from raydist.parameter_servers.row_table import RowTable
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
@@ -47,6 +52,8 @@ class RowGradient(torch.Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if getattr(func, "__name__", "").endswith("foreach_norm"):  # of clip_grad_norm_(foreach=True)
+            return [torch.linalg.vector_norm(each, *args[1:], **kwargs) for each in args[0]]
         with plain_tensors():
             if func in _METADATA:
                 return func(*args, **kwargs)

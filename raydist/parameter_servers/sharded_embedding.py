@@ -109,8 +109,8 @@ class ShardedEmbedding(torch.nn.Module):
 
     Attributes:
         weight: A parameter of shape (0, dim) that stands for the table: optimizers take it, `requires_grad` freezes
-            the rows, and its `.grad` has the gradients of rows, for clipping and scaling. Where replicas divide the rows,
-            each has the gradients of those that it holds; torch's `clip_grad_norm_` takes the norm of all.
+            the rows, and its `.grad` has the gradients of rows, for clipping and scaling. Where replicas divide the
+            rows, each has the gradients of those that it holds; torch's `clip_grad_norm_` takes the norm of all.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.

@@ -434,7 +434,7 @@ class ReplicaRunner:
     def _end_pass(self, local: bool) -> None:
         if self._tables:
             self._awaits_update = True
-            self._tables.keep([handle for handle, _ in self._mirror.items()])
+            self._tables.keep(self._mirror.has)
             self._tables.end_pass(local)
 
     def recovery(self, method: Callable[[ReplicaRecovery, *_Args], _T], *args: *_Args) -> _T:

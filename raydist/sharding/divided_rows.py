@@ -8,7 +8,7 @@ Optimizers then step on the rows that the replica holds. All replicas make all e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -71,10 +71,9 @@ class DividedTables:
             hold_in(mark, held)
             self._weights[handle] = obj
 
-    def keep(self, handles: Sequence[int]) -> None:
-        """Forget the tables with other handles."""
-        for handle in self._weights.keys() - set(handles):
-            del self._weights[handle]
+    def keep(self, is_known: Callable[[int], bool]) -> None:
+        """Forget the tables whose handles are not known any more."""
+        self._weights = {handle: weight for handle, weight in self._weights.items() if is_known(handle)}
 
     def __bool__(self) -> bool:
         return bool(self._weights)

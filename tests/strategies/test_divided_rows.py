@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import raydist as rd
 from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
@@ -246,6 +247,71 @@ def test_the_driver_reads_and_replaces_rows_of_all_replicas(mirrored: Mirrored) 
         assert torch.equal(table(numbers), twin(numbers) + 1)
         assert torch.equal(other(numbers), twin(numbers) + 1)
     assert table.weight.grad is None
+
+
+def test_scalers_skip_a_step_on_all_replicas_and_norms_are_of_all_rows(mirrored: Mirrored) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = nn.ModuleDict({"table": rd.ShardedEmbedding(NUM, DIM, seed=1), "out": nn.Linear(DIM, 1)})
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", 64.0)
+
+    def step(factor: float) -> torch.Tensor:
+        rank = rd.get_replica_context().replica_id_in_sync_group
+        optimizer.zero_grad()
+        loss = (model["table"](torch.arange(8 * rank, 8 * rank + 4)) * (factor if rank else 1.0)).sum()
+        scaler.scale(loss + model["out"](torch.ones(1, DIM)).sum()).backward()
+        scaler.unscale_(optimizer)
+        weight: Any = model["table"].weight
+        kinds = (1.0, 2.0, float("inf"))
+        norms = [nn.utils.get_total_norm([weight.grad], kind, foreach=foreach) for kind in kinds for foreach in (0, 1)]
+        scaler.step(optimizer)
+        scaler.update()
+        return torch.stack(norms)
+
+    for norms in strategy.local_results(strategy.run(step, args=(1.0,))):  # 24 numbers of 0.5
+        torch.testing.assert_close(norms, torch.tensor([12.0, 12.0, 6**0.5, 6**0.5, 0.5, 0.5]))
+    before = [state["values"] for state in model["table"].export_rows()]
+    for norms in strategy.local_results(strategy.run(step, args=(float("inf"),))):
+        assert not norms.isfinite().any()
+    assert all(map(torch.equal, before, [state["values"] for state in model["table"].export_rows()]))
+    assert scaler.get_scale() == 32
+
+
+def test_recomputed_activations_look_rows_up_again(mirrored: Mirrored) -> None:
+    strategy = mirrored(2)
+    expected, used = made(Tables, "SGD")
+    batch = tuple(each[:6] for each in batches())
+    step_of(expected, used)(batch)  # type: ignore[arg-type]  # three tensors
+    model, optimizer = scoped(strategy, "SGD")
+
+    def step(batch: Any) -> None:
+        words, tags, labels = batch
+        found = checkpoint(model, words, tags, use_reentrant=False)
+        F.mse_loss(found, labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.4)
+        optimizer.step()
+
+    for each in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(batch).batch(6)):
+        strategy.run(step, args=(each,))
+    require_close(values_of(model), values_of(expected))
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_fit_trains_the_same_as_on_one_device(mirrored: Mirrored, at_once: int) -> None:
+    found: list[dict[str, torch.Tensor]] = []
+    results: list[Any] = []
+    for strategy in (rd.OneDeviceStrategy("cpu"), mirrored(2)):
+        with strategy.scope():
+            module, optimizer = made(Tables, "Adagrad")
+            model = rd.Model(module)
+            model.compile(optimizer, "mse", clip_norm=0.4, steps_per_execution=at_once)
+        words, tags, labels = batches()
+        data = rd.Dataset.from_tensor_slices(((words, tags), labels)).batch(6)
+        history = model.fit(data, epochs=2, verbose=0)
+        results.append([*history.history["loss"], model.evaluate(data, verbose=0)["loss"]])
+        found.append(values_of(module))
+    require_close(*found)
+    assert results[0] == pytest.approx(results[1], abs=1e-9)
 
 
 def test_replicas_that_look_different_tables_up_are_told(mirrored: Mirrored) -> None:
