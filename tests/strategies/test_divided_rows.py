@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import raydist as rd
-from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
+from raydist.core.errors import CollectiveMismatchError, DataLossError, FailedPreconditionError
 from raydist.replicas import state_copies
 from tests.shared_strategies import KeptStrategies
 
@@ -339,6 +339,22 @@ def test_replicas_that_look_different_tables_up_are_told(mirrored: Mirrored) -> 
     assert [state["rows"].tolist() for state in after] == [state["rows"].tolist() for state in before]
 
 
+def test_rows_without_a_finite_gradient_get_none_and_others_stay(mirrored: Mirrored) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        table = rd.ShardedEmbedding(NUM, DIM, initializer="zeros")
+        optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+
+    def step() -> None:
+        rank = rd.get_replica_context().replica_id_in_sync_group
+        (table(torch.tensor([4 + rank])) * (float("inf") if rank else 2.0)).sum().backward()
+        optimizer.step()
+
+    strategy.run(step)
+    with torch.no_grad():
+        assert table(torch.arange(3, 7))[:, 0].tolist() == [0, -1, -float("inf"), 0]
+
+
 @pytest.mark.parametrize("choice", ["skip", "raise"])
 def test_a_table_of_which_one_replica_has_no_finite_gradient_is_left_alone(mirrored: Mirrored, choice: Any) -> None:
     strategy = mirrored(2)
@@ -472,6 +488,43 @@ def test_memory_follows_touched_rows(mirrored: Mirrored) -> None:
     row_mb = 2 * 16 * 4 / 2**20
     for one, other in zip(before, after, strict=True):
         assert other - one < 3 * 80_000 * row_mb + 30  # memory grows by half; and that of one step
+
+
+def test_replicas_save_and_restore_rows_without_the_driver(
+    mirrored: Mirrored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = mirrored(2)
+    model, optimizer = scoped(strategy, "Adam")
+    advance(strategy, model, optimizer, range(2))
+    expected = values_of(model)
+
+    def never(*args: Any) -> None:
+        raise AssertionError("rows came to the driver")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("raydist.mirroring.driver._MirroredRows.export_rows", never)
+        patch.setattr("raydist.mirroring.driver._MirroredRows.import_rows", never)
+        rd.Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "c")
+        advance(strategy, model, optimizer, range(2, 4))
+        rd.Checkpoint(model=model, optimizer=optimizer).restore(tmp_path / "c", only=["model", "optimizer"])
+    require_close(values_of(model), expected)
+    assert len(list((tmp_path / "c").glob("model.embedding_rows-*-of-*.safetensors"))) == 2
+
+
+def test_a_damaged_file_of_rows_changes_nothing(mirrored: Mirrored, tmp_path: Path) -> None:
+    strategy = mirrored(2)
+    model, optimizer = scoped(strategy, "Adam")
+    advance(strategy, model, optimizer, range(2))
+    rd.Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "c")
+    advance(strategy, model, optimizer, range(2, 4))
+    expected = values_of(model)
+    damaged = max((tmp_path / "c").glob("model.embedding_rows-*-of-*.safetensors"))
+    content = bytearray(damaged.read_bytes())
+    content[-3] ^= 64
+    damaged.write_bytes(content)
+    with pytest.raises(DataLossError, match=r"embedding_rows"):
+        rd.Checkpoint(model=model, optimizer=optimizer).restore(tmp_path / "c", only=["model", "optimizer"])
+    require_close(values_of(model), expected)
 
 
 @dataclass(frozen=True)
