@@ -218,6 +218,23 @@ def test_cleared_gradients_of_no_sync_are_not_exchanged(mirrored: Mirrored) -> N
             assert torch.equal(table(torch.arange(8))[:, 0], expected.double())
 
 
+def test_an_update_exchanges_the_gradients_of_no_sync(mirrored: Mirrored) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        table = rd.ShardedEmbedding(NUM, DIM, dtype=torch.float64, initializer="zeros")
+        optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+
+    def step() -> None:
+        numbers = torch.arange(2) + 2 * rd.get_replica_context().replica_id_in_sync_group
+        with rd.get_replica_context().no_sync():
+            table(numbers).sum().backward()
+        optimizer.step()
+
+    strategy.run(step)
+    with torch.no_grad():
+        assert table(torch.arange(5))[:, 0].tolist() == [-0.5, -0.5, -0.5, -0.5, 0]
+
+
 def test_the_driver_reads_and_replaces_rows_of_all_replicas(mirrored: Mirrored) -> None:
     strategy = mirrored(3)
     with strategy.scope():
@@ -258,7 +275,8 @@ def test_scalers_skip_a_step_on_all_replicas_and_norms_are_of_all_rows(mirrored:
     def step(factor: float) -> torch.Tensor:
         rank = rd.get_replica_context().replica_id_in_sync_group
         optimizer.zero_grad()
-        loss = (model["table"](torch.arange(8 * rank, 8 * rank + 4)) * (factor if rank else 1.0)).sum()
+        factors = torch.tensor([factor if rank else 1.0, 1.0, 1.0, 1.0]).unsqueeze(1)  # one row, which one replica has
+        loss = (model["table"](torch.arange(8 * rank, 8 * rank + 4)) * factors).sum()
         scaler.scale(loss + model["out"](torch.ones(1, DIM)).sum()).backward()
         scaler.unscale_(optimizer)
         weight: Any = model["table"].weight
@@ -352,7 +370,8 @@ def test_rows_without_a_finite_gradient_get_none_and_others_stay(mirrored: Mirro
 
     strategy.run(step)
     with torch.no_grad():
-        assert table(torch.arange(3, 7))[:, 0].tolist() == [0, -1, -float("inf"), 0]
+        assert table(torch.tensor([3, 4, 5, NUM - 1]))[:, 0].tolist() == [0, -1, -float("inf"), 0]
+    assert sorted(torch.cat([state["rows"] for state in table.export_rows()]).tolist()) == [3, 4, 5, NUM - 1]
 
 
 @pytest.mark.parametrize("choice", ["skip", "raise"])
@@ -372,10 +391,13 @@ def test_a_table_of_which_one_replica_has_no_finite_gradient_is_left_alone(mirro
 
     strategy.run(step, args=(1.0,))
     before = [state["values"] for state in table.export_rows()]
-    options = rd.RunOptions(on_nonfinite=choice)
+    options, counts = rd.RunOptions(on_nonfinite=choice), strategy.stats()
     with pytest.raises(FailedPreconditionError, match="NaN") if choice == "raise" else contextlib.nullcontext():
         norms = strategy.local_results(strategy.run(step, args=(float("nan"),), options=options))
         assert all(map(torch.isnan, norms))
+    after = strategy.stats()
+    assert after.nonfinite_backwards == counts.nonfinite_backwards + 1
+    assert after.skipped_updates == counts.skipped_updates + (choice == "skip")
     assert all(map(torch.equal, before, [state["values"] for state in table.export_rows()]))
 
 
