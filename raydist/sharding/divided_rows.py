@@ -38,6 +38,7 @@ class DividedTables:
 
     Attributes:
         weight: The weight of this replica's gradients in the backward passes that follow.
+        holds_local_gradients: True if gradients of `no_sync` wait to be exchanged.
     """
 
     def __init__(self, rank: int, world_size: int, policy: NonfinitePolicy) -> None:
@@ -46,12 +47,12 @@ class DividedTables:
         self._weights: dict[int, torch.nn.Parameter] = {}  # the parameters that stand for tables, by handle
         self._group: Communicator | None = None
         self._calls = CallLog()
-        self._kept_local = False
+        self.holds_local_gradients = False
         self.weight = 1.0
 
     def join(self, group: Communicator, calls: CallLog) -> None:
         """Use the communicator of a new generation, in which no gradients wait to be exchanged."""
-        self._group, self._calls, self._kept_local = group, calls, False
+        self._group, self._calls, self.holds_local_gradients = group, calls, False
         for weight in self._weights.values():
             take_local_pieces(weight)
 
@@ -78,18 +79,13 @@ class DividedTables:
     def __bool__(self) -> bool:
         return bool(self._weights)
 
-    @property
-    def holds_local_gradients(self) -> bool:
-        """True if gradients of `no_sync` wait to be exchanged."""
-        return self._kept_local
-
     def pull(self, table: RowTable, rows: torch.Tensor) -> torch.Tensor:
         group, spec = self._joined(), table.spec
         number = next(handle for handle, weight in self._weights.items() if self._table_of(weight) is table)
         title = f"lookup in ShardedEmbedding({spec.num_rows}, {spec.dim}), variable {number}"
         exchange(group, Call(title, str(spec.dtype), (spec.dim,)), log=self._calls)
         places = self._places(table, rows)
-        lengths = self._lengths(group, [len(each) for each in places])
+        lengths = _told(group, [len(each) for each in places])
         asked = _swap(group, [rows[each] for each in places], lengths)
         found = table.pull(torch.cat(asked).cpu()).split([len(each) for each in asked])
         values = torch.cat(_swap(group, found, list(zip(*lengths, strict=True))))
@@ -116,28 +112,24 @@ class DividedTables:
     def end_pass(self, local: bool) -> None:
         """Exchange gradients at the end of a backward pass, unless it is `local`: one within `no_sync`."""
         if local:
-            self._kept_local = True
+            self.holds_local_gradients = True
         else:
             self._exchange_gradients()
 
     def settle(self) -> None:
         """Exchange the gradients of `no_sync`, before an optimizer uses them."""
-        if self._kept_local:
+        if self.holds_local_gradients:
             self._exchange_gradients()
 
     def _exchange_gradients(self) -> None:
-        self._kept_local = False
+        self.holds_local_gradients = False
         trained = [weight for _, weight in sorted(self._weights.items()) if weight.requires_grad]
         if not trained:
             return
         group = self._joined()
         parts = [self._own_parts(weight) for weight in trained]
-        width = 2 + self._world_size
-        mine = torch.tensor([each for part in parts for each in part[0]], device=group.device)
-        everyone = [torch.empty_like(mine) for _ in range(self._world_size)]
         group.announce("gradients of ShardedEmbeddings")
-        group.all_gather(everyone, mine).wait()
-        headers = [each.view(len(trained), width).tolist() for each in everyone]
+        headers = _told(group, [part[0] for part in parts])
         for number, (weight, (_, rows, values)) in enumerate(zip(trained, parts, strict=True)):
             told = [header[number] for header in headers]
             if any(used for used, *_ in told):
@@ -165,10 +157,8 @@ class DividedTables:
     def _add(self, weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, *, finite: bool) -> None:
         rows, values = added_up(rows.cpu(), values.to(weight.device))
         if not finite:  # all replicas must see that: a replica may hold none of the rows
-            rows, values = (
-                torch.cat([_NOBODYS, rows]),
-                torch.cat([torch.full_like(weight.new_empty(1, values.shape[1]), math.nan), values]),
-            )
+            rows = torch.cat([_NOBODYS, rows])
+            values = torch.cat([values.new_full((1, values.shape[1]), math.nan), values])
         add_exchanged(weight, rows, values, self)
 
     def _table_of(self, weight: torch.Tensor) -> RowTable:
@@ -182,16 +172,18 @@ class DividedTables:
         owners = table.spec.servers_of(rows, self._world_size)
         return [torch.nonzero(owners == rank).reshape(-1) for rank in range(self._world_size)]
 
-    def _lengths(self, group: Communicator, own: Sequence[int]) -> _Lengths:
-        mine = torch.tensor(own, device=group.device)
-        everyone = [torch.empty_like(mine) for _ in range(self._world_size)]
-        group.all_gather(everyone, mine).wait()
-        return [each.tolist() for each in everyone]
-
     def _joined(self) -> Communicator:
         if self._group is None:
             raise FailedPreconditionError("raydist bug: a replica must join its group before it asks for rows.")
         return self._group
+
+
+def _told(group: Communicator, numbers: Sequence[Any]) -> list[Any]:
+    """Return the numbers of every replica, by rank; all have as many."""
+    mine = torch.tensor(numbers, device=group.device)
+    everyone = [torch.empty_like(mine) for _ in range(group.world_size)]
+    group.all_gather(everyone, mine).wait()
+    return [each.tolist() for each in everyone]
 
 
 def _swap(group: Communicator, parts: Sequence[torch.Tensor], lengths: _Lengths) -> list[torch.Tensor]:
