@@ -1,9 +1,13 @@
-"""Models larger than a device: memory and time of `rd.ShardedStrategy`: `python -m benchmarks.sharded`.
+"""Models larger than a device: memory and time of `rd.ShardedStrategy` and of divided embedding tables.
+
+`python -m benchmarks.sharded`
 
 1. A model whose parameters, gradients and AdamW states take 800 MB trains on two sharded replicas that may take 600 MB
    each; a strategy that keeps it whole fails with an error that names ShardedStrategy.
 2. A model of 1.5 GB is built on the device "meta": memory of the driver, and of each replica.
-3. Time of a step of a transformer beside FSDP2 under torchrun, with the same gloo, in turn.
+3. Rows of a table of 10^8 x 16 numbers, divided among two replicas, are trained by Adagrad: memory of each replica
+   beside that of the touched rows.
+4. Time of a step of a transformer beside FSDP2 under torchrun, with the same gloo, in turn.
 """
 
 from __future__ import annotations
@@ -100,6 +104,43 @@ def grow_on_meta(count: int, width: int) -> str:
     size = count * width**2 * 4 / 2**20
     ranks = ", ".join(f"{peak - at:.0f}" for peak, at in zip(peaks, before, strict=True))
     return f"model of {size:.0f} MB: driver {megabytes('VmHWM') - idle:.0f} MB above idle, replicas {ranks} MB"
+
+
+def touch_rows(steps: int, rows: int) -> list[str]:
+    """Train new rows of a table in each step; return how many rows each replica holds, and its memory above idle."""
+    told = []
+    with STRATEGIES["mirrored"]() as strategy:
+        with strategy.scope():
+            table = rd.ShardedEmbedding(10**8, 16, seed=1)
+            optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
+
+        def step(numbers: torch.Tensor) -> tuple[float, float]:
+            began = time.perf_counter()
+            if len(numbers):
+                optimizer.zero_grad()
+                table(numbers).square().mean().backward()
+                optimizer.step()
+            return time.perf_counter() - began, megabytes("RssAnon")
+
+        def train(numbers: torch.Tensor) -> Any:
+            data = rd.Dataset.from_tensors(numbers).unbatch().batch(max(1, len(numbers)))
+            batch = next(iter(strategy.distribute_dataset(data)))
+            return zip(*map(strategy.local_results, strategy.run(step, args=(batch,))), strict=True)
+
+        list(train(torch.arange(1000)))
+        idle = [memory for _, memory in train(torch.arange(1000))]
+        order = torch.randperm(10**8 // 32) * 32
+        for number in range(steps):
+            found = list(train(order[number * rows : (number + 1) * rows]))
+            if number + 1 in {1, steps // 4, steps // 2, steps}:
+                above = ", ".join(f"{memory - at:.0f}" for (_, memory), at in zip(found, idle, strict=True))
+                size = (number + 1) * rows // 2 * 16 * 2 * 4 / 2**20
+                seconds = max(seconds for seconds, _ in found)
+                told.append(
+                    f"{(number + 1) * rows:>8} of 10^8 rows: replicas {above} MB above idle, of which values and sums "
+                    f"of their rows {size:.0f} MB; step of {rows} rows {seconds:.2f} s"
+                )
+    return told
 
 
 class Block(nn.Module):
@@ -204,6 +245,7 @@ def main() -> None:
             command = [sys.executable, "-m", "benchmarks.sharded", "--limited", name]
             subprocess.run(command, timeout=300, check=True)  # noqa: S603  # of this file
     print(grow_on_meta(*((2, 256) if chosen.smoke else (96, 2048))), flush=True)
+    print(*touch_rows(*((1, 1000) if chosen.smoke else (20, 100_000))), sep="\n", flush=True)
     rounds, steps = (1, 1) if chosen.smoke else (5, 10)
     pairs = [(seconds_of_torchrun(steps), seconds_of_raydist(steps)) for _ in range(rounds)]
     ratio = statistics.median(mine / theirs for theirs, mine in pairs)

@@ -4,8 +4,9 @@
     python examples/wide_and_deep.py --synthetic 200000 --replicas 2   # in the shape of Criteo's clicks
     python examples/wide_and_deep.py --data train.txt                  # Criteo's format, or census-income
 
-Tables of rows (`rd.ShardedEmbedding`) lie on the parameter servers, or in this process with `--strategy one_device`: a
-step takes and gives the rows of its words, so that a table costs what was touched of it, not its size.
+Tables of rows (`rd.ShardedEmbedding`) lie on the parameter servers, on all replicas together with `--strategy
+mirrored`, or in this process with `--strategy one_device`: a step takes and gives the rows of its words, so that a
+table costs what was touched of it, not its size.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from raydist.core.errors import Preempted
 from raydist.core.exception_utils import as_exception
 from raydist.core.nest import leaves_in
 from raydist.distributed_dataset import DistributedDataset, DistributedIterator
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.pipelines.formats.files import shown_uri
 from raydist.summary.record import Record
 from raydist.summary.writer import flush_writers
@@ -106,13 +107,14 @@ class ManagedLoop:
         saves = self._saves
         self._objects = named = saves.contents.named()
         self._positioned = {name: found for name, obj in named.items() if (found := self._iterator_of(obj)) is not None}
-        handles, gradients = self._handles(remote), self._gradients(remote)
+        handles, gradients = self._handles(remote), self._homes(remote, PendingGradients)
+        rows = self._homes(remote, SavedRows)
         homes = {**{name: named[name] for name in handles}, **{name: named[name].module for name in gradients}}
         self._terms = ShardTerms(
             frozenset(name for name, obj in homes.items() if remote.save_mode(obj) == "whole"),
             driver_items=remote.driver_items({name: named[name] for name in handles}),
         )
-        self._capture = saves.contents.capture(copy=True, skip={*homes, *self._positioned})
+        self._capture = saves.contents.capture(copy=True, skip={*homes, *rows, *self._positioned})
         counter, best = saves.counter, saves.run.retention.best
         counted_by = None if counter is None else remote.handle_of(counter)
         return ManagerCommand(
@@ -127,6 +129,7 @@ class ManagedLoop:
             step=0 if counter is None or counted_by is not None else saves.step(),
             objects=handles,
             gradients=gradients,
+            rows=rows,
             terms=self._terms,
             metric=None if best is None else best.metric,
             asynchronous=self._asynchronous,
@@ -140,11 +143,12 @@ class ManagedLoop:
             if name not in aliases and name not in self._positioned and (handle := remote.handle_of(obj)) is not None
         }
 
-    def _gradients(self, remote: LoopHost) -> dict[str, int]:
+    def _homes(self, remote: LoopHost, kind: type[PendingGradients | SavedRows]) -> dict[str, int]:
+        """Return the handles of the modules of which objects of a kind save a part, by name of the object."""
         return {
             name: handle
             for name, obj in self._objects.items()
-            if isinstance(obj, PendingGradients) and (handle := remote.handle_of(obj.module)) is not None
+            if isinstance(obj, kind) and (handle := remote.handle_of(obj.module)) is not None
         }
 
     def partly_sent(self, remote: LoopHost) -> list[nn.Module]:

@@ -31,6 +31,8 @@ class ManagerCommand:
     objects: Mapping[str, int] = field(default_factory=dict)  # handles of the objects that replicas save, by name
     # handles of the modules whose pending gradients replicas save, by the name of the gradients
     gradients: Mapping[str, int] = field(default_factory=dict)
+    # handles of the modules whose rows of embedding tables replicas save, by the name of the rows
+    rows: Mapping[str, int] = field(default_factory=dict)
     terms: ShardTerms = ShardTerms()  # division of the objects among the replicas
     metric: str | None = None  # name of the metric that each save must be given
     asynchronous: bool = True  # write saves while training continues

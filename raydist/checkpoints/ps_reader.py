@@ -16,7 +16,6 @@ from raydist.checkpoints.manifest import SavedCheckpoint
 from raydist.checkpoints.ps_restore import (
     RestoreCommand,
     StoredOptimizerState,
-    StoredTable,
     loaded_state,
     optimizer_state_differences,
 )
@@ -197,6 +196,22 @@ class StoredRows:
         entries = parts_by_table(self._checkpoint.saved(self._saved).values, [path]).get(path, [])
         return [unpack_state(entry, stored | self._scalars) for entry in entries]
 
+    def load_into(self, table: RowTable, path: str) -> None:
+        """Load the rows of `path` into a table that is not in use yet. Raise DataLossError if they are invalid."""
+        with as_data_loss(self._checkpoint, f"the rows of {self._saved!r} are invalid"):
+            table.load(self.states(path))
+
+
+@contextlib.contextmanager
+def as_data_loss(checkpoint: SavedCheckpoint, problem: str) -> Iterator[None]:
+    """Convert errors inside the `with` block to DataLossError: the saved values caused them."""
+    try:
+        yield
+    except RaydistError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise checkpoint.loss(f"{problem}: {error!s:.300}") from error
+
 
 @final
 class ServerReader(ServerRestorer):
@@ -289,24 +304,10 @@ class _Reading:
                 raise
             return PreparedShard(sees_files=False)
         for table in self.command.tables:
-            self._load(table, stored[table.saved])
-        with self._as_data_loss("one of its states is invalid"):
+            stored[table.saved].load_into(self.tables[table.handle], table.path)
+        with as_data_loss(self.command.checkpoint, "one of its states is invalid"):
             self.slices.read()
         return PreparedShard()
-
-    def _load(self, table: StoredTable, stored: StoredRows) -> None:
-        with self._as_data_loss(f"the rows of {table.saved!r} are invalid"):
-            self.tables[table.handle].load(stored.states(table.path))
-
-    @contextlib.contextmanager
-    def _as_data_loss(self, problem: str) -> Iterator[None]:
-        """Convert errors inside the `with` block to DataLossError: the saved values caused them."""
-        try:
-            yield
-        except RaydistError:
-            raise
-        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-            raise self.command.checkpoint.loss(f"{problem}: {error!s:.300}") from error
 
     def _require_wanted(self) -> None:
         if not self._is_wanted:

@@ -220,11 +220,11 @@ class PsRestores:
             DataLossError: A saved entry is not a valid state.
             InvalidArgumentError: The rows belong to other tables, or an optimizer does not accept the options.
         """
-        differences = {name: _differences(name, obj, modules, request) for name, obj in objects.items()}
+        differences = {name: differences_from(name, obj, modules, request) for name, obj in objects.items()}
         if any(refused(found, request.strict) for found in differences.values()):
             return BegunRestore(PreparedShard(differences))
         for name, obj in objects.items():
-            _require_state(obj, request.checkpoint, request.saved[name])
+            require_state(obj, request.checkpoint, request.saved[name])
         commands = RestoreCommands(request, modules, self._placed)
         on_servers = [name for name, obj in objects.items() if commands.add(name, obj)]
         if on_servers:
@@ -234,7 +234,7 @@ class PsRestores:
         return BegunRestore(found, commands.options, frozenset(commands.handles))
 
 
-def _differences(
+def differences_from(
     name: str, obj: Any, modules: Mapping[str, nn.Module], request: RestoreRequest
 ) -> tuple[Difference, ...]:
     """Return the differences between an object and its saved entry.
@@ -248,7 +248,7 @@ def _differences(
     return tuple(state_differences(name, here, {}, there, request.checkpoint.places(saved)))
 
 
-def _require_state(obj: Any, checkpoint: SavedCheckpoint, saved: str) -> None:
+def require_state(obj: Any, checkpoint: SavedCheckpoint, saved: str) -> None:
     """Raise an error if the saved entry is not a state, or if it has rows of tables that `obj` does not have."""
     checkpoint.require_state(saved)
     if not isinstance(obj, SavedRows):

@@ -32,6 +32,7 @@ from raydist.checkpoints.saves import MAX_FAILURES
 from raydist.checkpoints.shards import ShardRequest, ShardTerms, ShardWriter
 from raydist.context.replica_context import loop_here
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, Preempted
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.pipelines.formats.files import shown_uri
 from raydist.summary.record import Record
 
@@ -315,6 +316,7 @@ class ReplicaLoop:
         objects = {name: self._side.object_of(handle) for name, handle in command.objects.items()}
         gradients = {name: self._side.object_of(handle) for name, handle in command.gradients.items()}
         objects |= {name: PendingGradients(module) for name, module in gradients.items()}
+        objects |= {name: SavedRows(self._side.object_of(handle)) for name, handle in command.rows.items()}
         modules = {name: obj for name, obj in objects.items() if isinstance(obj, nn.Module)}
         self._side.copy(token, command.terms, objects, modules)
         positions, copy_s = self._side.positions(), time.perf_counter() - began

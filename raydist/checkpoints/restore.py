@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, final
 
@@ -173,9 +173,9 @@ class RestoreRequest:
     saved: Mapping[str, str]  # name in the checkpoint, by name of the object
     strict: bool  # require that all entries exist, and no others
 
-    def files(self) -> dict[str, tuple[TensorFile, ...]]:
-        """Return the tensor files by name of the object."""
-        return {name: self.checkpoint.files(saved) for name, saved in self.saved.items()}
+    def files(self, without: Collection[str] = ()) -> dict[str, tuple[TensorFile, ...]]:
+        """Return the tensor files by name of the object, `without` those of some objects."""
+        return {name: self.checkpoint.files(saved) for name, saved in self.saved.items() if name not in without}
 
 
 @final

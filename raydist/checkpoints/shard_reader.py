@@ -18,11 +18,16 @@ from torch import nn
 from raydist.actors.portable_errors import pack_error
 from raydist.checkpoints.entries import stored_dtype
 from raydist.checkpoints.object_state import sharded_tensors_of
+from raydist.checkpoints.ps_reader import StoredRows
+from raydist.checkpoints.ps_restore import differences_from, require_state
 from raydist.checkpoints.read_tensors import read_slices
-from raydist.checkpoints.restore import PreparedShard, RestoreRequest, differences_of, load_states, refused
+from raydist.checkpoints.restore import PreparedShard, RestoreRequest, load_states, refused
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.collectives.tensors import flat_bytes
 from raydist.core.errors import DataLossError, FailedPreconditionError, NotFoundError
+from raydist.parameter_servers.local_rows import LocalRows, access_to
+from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.utils.sharded_tensors import shard_like
 
 WINDOW_BYTES = 16 << 20  # of one broadcast: large enough that its start-up cost is negligible, small on a device
@@ -127,6 +132,7 @@ class ShardReader:
         self._exchange = exchange
         self._after = after
         self._read: tuple[RestoreRequest, list[dict[str, torch.Tensor]]] | None = None  # by planned read
+        self._tables: dict[str, list[tuple[LocalRows, RowTable]]] = {}  # by object: the rows to replace, and by which
 
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
@@ -136,23 +142,22 @@ class ShardReader:
         Raises:
             DataLossError: A file is damaged (the message names the file and the tensor), or an entry is not a state.
         """
-        self._read = None
-        differences = {
-            name: tuple(differences_of(name, obj, modules, request.checkpoint, request.saved[name]))
-            for name, obj in objects.items()
-        }
+        self.discard()
+        differences = {name: differences_from(name, obj, modules, request) for name, obj in objects.items()}
         if any(refused(found, request.strict) for found in differences.values()):
             return PreparedShard(differences)
-        for saved in request.saved.values():
-            request.checkpoint.require_state(saved)
-        mine = plan_reads(request.files(), self._num_replicas)[self._rank]
+        for name, obj in objects.items():
+            require_state(obj, request.checkpoint, request.saved[name])
+        rows = {name: obj for name, obj in objects.items() if isinstance(obj, SavedRows)}
+        mine = plan_reads(request.files(without=rows), self._num_replicas)[self._rank]
         try:
+            tables = {name: _read_rows(request, name, obj) for name, obj in rows.items()}
             reads = [read_slices(request.checkpoint.directory, each.file, each.keys) for each in mine]
         except Exception as error:
             if isinstance(error, DataLossError) and not isinstance(error.__cause__, NotFoundError):
                 raise
             return PreparedShard(differences, sees_files=False)
-        self._read = request, reads
+        self._read, self._tables = (request, reads), tables
         return PreparedShard(differences)
 
     def take(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> Callable[[], None]:
@@ -169,9 +174,9 @@ class ShardReader:
             raise FailedPreconditionError(
                 f"raydist bug: replica {self._rank} must have read its shard before others are given it."
             )
-        request, mine = read
-        plan = plan_reads(request.files(), self._num_replicas)
-        targets = {name: sharded_tensors_of(obj, modules) for name, obj in objects.items()}
+        (request, mine), tables = read, self._tables
+        plan = plan_reads(request.files(without=tables), self._num_replicas)
+        targets = {name: sharded_tensors_of(obj, modules) for name, obj in objects.items() if name not in tables}
         tensors: dict[str, dict[str, torch.Tensor]] = {name: {} for name in request.saved}
         for group in _groups(plan, targets):
             found = [
@@ -187,15 +192,32 @@ class ShardReader:
                 tensors[owner][key] = shard_like(tensors[owner][key], like)
 
         def commit() -> None:
-            states = {name: request.checkpoint.state_of(request.saved[name], tensors[name]) for name in objects}
-            load_states(objects, states, modules, request.strict)
+            whole = {name: obj for name, obj in objects.items() if name not in tables}
+            states = {name: request.checkpoint.state_of(request.saved[name], tensors[name]) for name in whole}
+            load_states(whole, states, modules, request.strict)
+            for held, loaded in chain(*tables.values()):
+                held.table = loaded
             self._after(objects)
 
         return commit
 
     def discard(self) -> None:
         """Drop the values that were read."""
-        self._read = None
+        self._read, self._tables = None, {}
+
+
+def _read_rows(request: RestoreRequest, name: str, rows: SavedRows) -> list[tuple[LocalRows, RowTable]]:
+    """Read this replica's rows of each table; return them with the rows that they will replace."""
+    stored = StoredRows(request.checkpoint, request.saved[name])
+    stored.open()
+    found = []
+    for path, embedding in rows.tables().items():
+        held = access_to(embedding.weight)
+        if not isinstance(held, LocalRows):
+            raise FailedPreconditionError("raydist bug: a replica must hold rows of the tables that it restores.")
+        found.append((held, held.table.anew()))
+        stored.load_into(found[-1][1], path)
+    return found
 
 
 @final

@@ -16,11 +16,12 @@ from torch import nn
 
 from raydist.actors.portable_errors import PortableError
 from raydist.actors.supervision import root_cause
-from raydist.checkpoints.capture import StagingBuffers, captured_object
+from raydist.checkpoints.capture import CapturedObject, StagingBuffers, captured_object
 from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.object_state import class_of_state, kind_of_state, state_of
 from raydist.checkpoints.tensor_file import MAX_PART_BYTES, NewFiles, TensorFile, plan_parts, write_tensor_file
 from raydist.core.errors import DeadlineExceededError
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.utils.sharded_tensors import whole
 
 UNDIVIDED_BYTES = 32 << 20  # one replica writes such an object faster than replicas can agree on more files
@@ -77,7 +78,7 @@ class Shard:
     # entries without tensors, which are equal on all replicas; set by the first replica
     objects: Mapping[str, SavedObject] = field(default_factory=dict)
     random: tuple[bytes, ...] = ()  # states of the random generators of the CPU and of the replica's device
-    # for optimizers whose states are on servers: state that is not tensors, by parameter
+    # what is not tensors, of optimizers whose states are on servers, by parameter; of rows of embedding tables, by part
     entries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -249,11 +250,12 @@ Merge = Callable[[Mapping[str, Any], Mapping[str, Mapping[str, int]]], MergedSta
 @final
 @dataclass(frozen=True, slots=True)
 class _CopiedShard:
-    """A shard in memory: values that are not tensors, planned files with their tensors, random states."""
+    """A shard in memory: values that are not tensors, planned files with their tensors, random states, rows."""
 
     objects: Mapping[str, SavedObject]
     files: Sequence[tuple[PlannedFile, Mapping[str, torch.Tensor]]]
     random: tuple[bytes, ...]
+    rows: Mapping[str, CapturedObject]  # this replica's rows of embedding tables
 
 
 @final
@@ -278,8 +280,11 @@ class ShardWriter:
         """Copy this replica's shard, to be written by `write`. Errors are returned by `report`."""
         merged = self._merged(terms, objects)  # a failure here occurs on all replicas: it becomes the step's error
         try:
-            saved, files = self._copied(terms, objects, modules, merged)
-            copied = _CopiedShard(saved if self._rank == 0 else {}, files, self._random())
+            rows = {name: self._own_rows(name, obj) for name, obj in objects.items() if isinstance(obj, SavedRows)}
+            others = {name: obj for name, obj in objects.items() if name not in rows}
+            saved, files = self._copied(terms, others, modules, merged)
+            saved |= {name: replace(each.saved, values={}) for name, each in rows.items()}
+            copied = _CopiedShard(saved if self._rank == 0 else {}, files, self._random(), rows)
         except Exception as error:
             self._reports.record(token, error)
             return
@@ -306,10 +311,15 @@ class ShardWriter:
                 )
                 for file, tensors in copied.files
             }
+            for name, found in copied.rows.items():
+                file_name = request.file_name(name, self._rank, self._num_replicas)
+                tensors = {key: torch.as_tensor(each) for key, each in found.tensors.items()}
+                written[name, self._rank] = write_tensor_file(request.new, file_name, tensors)
             self._staged.give_back(
                 {(file.owner, key): each for file, tensors in copied.files for key, each in tensors.items()}
             )
-            return Shard(written, copied.objects, copied.random)
+            entries = {name: found.saved.values for name, found in copied.rows.items()}
+            return Shard(written, copied.objects, copied.random, entries)
 
         self._reports.write(request.token, write)
 
@@ -345,6 +355,9 @@ class ShardWriter:
                 for key in file.keys:
                     whole(values[key])
         return saved, mine
+
+    def _own_rows(self, name: str, rows: SavedRows) -> CapturedObject:
+        return captured_object(name, kind_of_state(rows), class_of_state(rows), rows.part(self._rank), copy=False)
 
     def _random(self) -> tuple[bytes, ...]:
         states = [torch.get_rng_state()]

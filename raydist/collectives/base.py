@@ -14,7 +14,7 @@ from typing import ClassVar, final
 
 import torch
 
-from raydist.collectives.tensors import check_rows
+from raydist.collectives.tensors import check_exchange, check_rows
 from raydist.core.values import ReduceOp
 from raydist.utils.host_copy import begin_host_copy
 
@@ -175,6 +175,25 @@ class Communicator(ABC):
                 output.detach().copy_(part[: len(output)])
 
         return FinishingWork(self.all_gather(parts, padded).wait, cut)
+
+    def all_to_all_rows(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], lengths: Sequence[Sequence[int]]
+    ) -> Work:
+        """Send `inputs[r]` to rank r, and fill `outputs[r]` with what rank r sends to this one.
+
+        Args:
+            lengths: For each rank, the number of rows (along axis 0) that it sends to each rank; the same on all ranks.
+        """
+        check_exchange(outputs, inputs, lengths, self.rank)
+        sent = torch.cat(inputs)
+        everything = [sent.new_empty(sum(row), *sent.shape[1:]) for row in lengths]
+
+        def cut() -> None:
+            for output, whole, row in zip(outputs, everything, lengths, strict=True):
+                begin = sum(row[: self.rank])
+                output.detach().copy_(whole[begin : begin + len(output)])
+
+        return FinishingWork(self.all_gather_rows(everything, sent).wait, cut)
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:

@@ -67,6 +67,12 @@ class DelegatingCommunicator(Communicator):
     def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         return self.around(rows_name(outputs), tensor[:0], lambda: self._inner.all_gather_rows(outputs, tensor))
 
+    def all_to_all_rows(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], lengths: Sequence[Sequence[int]]
+    ) -> Work:
+        what = f"all_to_all_rows({sum(map(sum, lengths))} in all)"
+        return self.around(what, inputs[0][:0], lambda: self._inner.all_to_all_rows(outputs, inputs, lengths))
+
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         return self.around(f"broadcast(root={root})", tensor, lambda: self._inner.broadcast(tensor, root))
 

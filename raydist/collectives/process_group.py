@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, final
 
@@ -20,7 +20,14 @@ import torch.distributed as dist
 
 from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.rendezvous import ErrorBroadcast, connect_store, local_address
-from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_comparable
+from raydist.collectives.tensors import (
+    Staged,
+    check_exchange,
+    check_parts,
+    check_root,
+    stage_bytes,
+    stage_comparable,
+)
 from raydist.collectives.translation import (
     aborted_error,
     closed_error,
@@ -31,6 +38,7 @@ from raydist.collectives.translation import (
 from raydist.compat.torch_internals import (
     AllgatherOptions,
     AllreduceOptions,
+    AllToAllOptions,
     BroadcastOptions,
     Store,
     gloo_group,
@@ -274,6 +282,28 @@ class ProcessGroupCommunicator(Communicator):
         return self._launch(
             "all_gather", staged, lambda group: group.allgather([carriers], [mine.carrier], AllgatherOptions())
         )
+
+    def all_to_all_rows(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], lengths: Sequence[Sequence[int]]
+    ) -> Work:
+        check_exchange(outputs, inputs, lengths, self.rank)
+        if not any(map(any, lengths)):  # otherwise all ranks call it, also those without rows
+            return FinishingWork(lambda limit_s: None)
+        mine = stage_bytes(torch.cat(inputs))
+        received = torch.cat(outputs)  # allocates the memory
+        staged = stage_bytes(received)
+        sizes = [[each.nbytes for each in several] for several in (outputs, inputs)]
+
+        def deliver() -> None:
+            staged.deliver()
+            for output, part in zip(outputs, received.split([len(each) for each in outputs]), strict=True):
+                output.detach().copy_(part)
+
+        operation = "all_to_all_rows"
+        work = self._generation.submit(
+            operation, lambda group: group.alltoall_base(staged.carrier, mine.carrier, *sizes, AllToAllOptions())
+        )
+        return FinishingWork(lambda limit_s: self._generation.wait(work, operation, limit_s), deliver)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         check_root(root, self.membership.group, self.world_size)

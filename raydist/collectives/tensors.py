@@ -205,6 +205,25 @@ def rows_name(outputs: Sequence[torch.Tensor]) -> str:
     return f"all_gather_rows({', '.join(str(len(output)) for output in outputs)})"
 
 
+def check_exchange(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]], rank: int
+) -> None:
+    """Raise InvalidArgumentError unless an all-to-all has tensors of these lengths, alike except for the length.
+
+    >>> check_exchange([torch.ones(1)], [torch.ones(2)], [[2]], rank=0)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    raydist.core.errors.InvalidArgumentError: all_to_all_rows needs tensors ... of lengths [2] to send and [2] to ...
+    """
+    sent, received = list(lengths[rank]), [row[rank] for row in lengths]
+    fits = [len(each) for each in inputs] == sent and [len(each) for each in outputs] == received
+    if not fits or len({(each.dtype, each.shape[1:]) for each in (*inputs, *outputs)}) > 1:
+        shown = [[describe_tensor(each) for each in several] for several in (inputs, outputs)]
+        raise InvalidArgumentError(
+            f"all_to_all_rows needs tensors of one dtype and width, of lengths {sent} to send and {received} to "
+            f"receive, got {shown[0]} and {shown[1]}."
+        )
+
+
 COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.SUM: torch.add,
     ReduceOp.MEAN: torch.add,

@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
+    AllToAllOptions,
     BroadcastOptions,
     PrefixStore,
     ProcessGroupGloo,
@@ -35,6 +36,7 @@ __all__ = [
     "MODULES",
     "PARAMETERS",
     "VALUELESS_GETTERS",
+    "AllToAllOptions",
     "AllgatherOptions",
     "AllreduceOptions",
     "BatchNorm",

@@ -65,7 +65,7 @@ class CheckedSteps:
 
     def __init__(self, name: str, device: str = "cpu") -> None:
         self.scope = Scope()
-        self._scope_check = ScopeCheck(name, self.scope, lambda: (device,), DriverTable(), serves_rows=True)
+        self._scope_check = ScopeCheck(name, self.scope, lambda: (device,), DriverTable(), serves_rows=lambda: True)
         self._checked: dict[Hashable, _Checked] = {}
 
     def check(self, fn: Any, arguments: Iterable[Any]) -> None:

@@ -29,7 +29,7 @@ from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.scope import Scope, ScopeCheck
 from raydist.mirroring.step_pickler import SentFunctions, StepPickler
 from raydist.mirroring.variables import Variables
-from raydist.parameter_servers.local_rows import attach_access
+from raydist.parameter_servers.local_rows import access_to, attach_access, is_table, spec_of
 from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
 from raydist.utils.torch_modes import outside_inference_mode
@@ -40,6 +40,9 @@ _READ_SEVERAL = {
 }
 """Attributes of modules and optimizers by which a program reads more than one tensor."""
 
+
+TableStates = list[tuple[torch.Tensor, list[dict[str, Any]]]]
+"""Parameters that stand for tables, each with the states of the table's rows."""
 
 _HELD_S = 0.2  # for which another thread waits for the lock before it marks values as stale without it
 
@@ -53,8 +56,9 @@ class MirrorDriver:
 
     For each step the strategy calls `prepare`, sends the payload, and calls `dispatched`; after a failed step, `reset`.
 
-    `name` is the strategy's, for messages; `devices` returns the device types of the replicas; with `serves_rows` the
-    strategy stores rows of embedding tables.
+    `name` is the strategy's, for messages; `devices` returns the device types of the replicas; `row_holders` returns
+    the number of replicas that rows of embedding tables are divided among: 1 if each can read all of them from servers,
+    0 if there can be no tables.
     """
 
     def __init__(
@@ -63,14 +67,15 @@ class MirrorDriver:
         link: ReplicaLink,
         devices: Callable[[], Collection[str]] = lambda: ("cpu",),
         *,
-        serves_rows: bool = False,
+        row_holders: Callable[[], int] = lambda: 0,
     ) -> None:
         self._name = name
         self._link = link
         self._lock = threading.RLock()
         self._scope = Scope()
         self._table = DriverTable()
-        self._scope_check = ScopeCheck(name, self._scope, devices, self._table, serves_rows=serves_rows)
+        self._row_holders = row_holders
+        self._scope_check = ScopeCheck(name, self._scope, devices, self._table, serves_rows=lambda: row_holders() > 0)
         self._classes = MirroredClasses(self)
         self._variables = Variables(link, self._table, self._scope_check, self._refresh_modules)
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
@@ -119,6 +124,11 @@ class MirrorDriver:
     def is_mirrored(self, obj: Any) -> bool:
         """Return True if the replicas have `obj` already."""
         return self._table.handle_of(obj) is not None
+
+    @property
+    def has_tables(self) -> bool:
+        """True once a `ShardedEmbedding` was created under the scope."""
+        return self._scope.has_tables
 
     def has_made(self, obj: Any) -> bool:
         """Return True if a module or variable was created under the scope. Does not block."""
@@ -232,7 +242,7 @@ class MirrorDriver:
         for handle, obj in new:
             if isinstance(obj, torch.Tensor):
                 self._variables.add(obj, handle)
-                attach_access(obj, _MirroredRows(self._link, handle))
+                attach_access(obj, _MirroredRows(self._link, handle, self._row_holders))
             else:
                 self._control.add(obj, handle)
                 self._states.add(obj, handle)
@@ -252,6 +262,15 @@ class MirrorDriver:
         with self._lock:
             self._variables.divide_anew()
             self._states.divide_anew()
+
+    def export_tables(self) -> TableStates:
+        """Return the rows of all embedding tables, with their parameters. Blocks; takes as much memory as the rows."""
+        return [(each, access_to(each).export_rows(each)) for _, each in self._table.objects() if is_table(each)]
+
+    def import_tables(self, rows: TableStates) -> None:
+        """Divide the rows of tables among the replicas that there are now. Blocks."""
+        for weight, states in rows:
+            access_to(weight).import_rows(weight, states)
 
     @outside_inference_mode
     def reset(self, source: int = 0) -> None:
@@ -311,7 +330,7 @@ class MirrorDriver:
 
     def _make_plain(self, obj: Any) -> None:
         if isinstance(obj, torch.Tensor):
-            attach_access(obj, _MirroredRows(None, 0))
+            attach_access(obj, _MirroredRows(None, 0, lambda: 1))
         else:
             self._classes.plain(obj)
 
@@ -374,29 +393,42 @@ class MirrorDriver:
 
 @final
 class _MirroredRows:
-    """The rows of one embedding table (a `RowAccess`), by calls to the first replica after all dispatched steps.
+    """The rows of one embedding table (a `RowAccess`), by calls to replicas after all dispatched steps.
 
-    `link` is None once the strategy is closed: the rows are gone. `handle` is that of the table's parameter.
+    `link` is None once the strategy is closed: the rows are gone. `handle` is that of the table's parameter. `holders`
+    returns the number of replicas that hold rows.
     """
 
-    def __init__(self, link: ReplicaLink | None, handle: int) -> None:
+    def __init__(self, link: ReplicaLink | None, handle: int, holders: Callable[[], int]) -> None:
         self._link = link
         self._handle = handle
+        self._holders = holders
 
     def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._open_link().call(0, MirrorCalls.pull_rows, self._handle, rows)
+        spec, parts = spec_of(weight), self._ask(MirrorCalls.pull_rows, rows)
+        if spec is None or len(parts) == 1:
+            whole: torch.Tensor = parts[0]
+            return whole
+        found = torch.empty((len(rows), spec.dim), dtype=spec.dtype)
+        owners = spec.servers_of(rows, len(parts))
+        for rank, part in enumerate(parts):
+            found[owners == rank] = part
+        return found
 
     def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
-        return self._open_link().call(0, MirrorCalls.export_rows, self._handle)
+        return [state for states in self._ask(MirrorCalls.export_rows) for state in states]
 
     def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
-        self._open_link().call(0, MirrorCalls.import_rows, self._handle, states)
+        self._ask(MirrorCalls.import_rows, states)
 
-    def _open_link(self) -> ReplicaLink:
+    def _ask(self, method: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return the answers of the replicas that hold rows."""
         if self._link is None:
             raise FailedPreconditionError(
-                "The rows of this embedding lay on parameter servers, and went with them when the strategy was closed. "
-                "Save an rd.Checkpoint, or call export_rows(), before close(); restore it in the scope of a new "
-                "strategy."
+                "The rows of this embedding lay on parameter servers or replicas, and went with them when the strategy "
+                "was closed. Save an rd.Checkpoint, or call export_rows(), before close(); restore it in the scope of "
+                "a new strategy."
             )
-        return self._link
+        if self._holders() == 1:
+            return [self._link.call(0, method, self._handle, *args)]
+        return self._link.call_all(method, self._handle, *args)

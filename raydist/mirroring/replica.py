@@ -31,7 +31,7 @@ from raydist.mirroring.lazy_states import (
 )
 from raydist.mirroring.messages import MirrorCalls, StepPayload, TensorImage
 from raydist.mirroring.replica_hooks import OptimizerLog, ParameterGuard, note_steps
-from raydist.parameter_servers.local_rows import access_to
+from raydist.parameter_servers.local_rows import LocalRows, access_to, spec_of
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
 from raydist.utils.sharded_tensors import is_sharded, whole
@@ -263,7 +263,7 @@ class MirrorReplica(MirrorCalls):
         if self._table.changes != self._parameters_at:
             self._parameters_at = self._table.changes
             parameters = [obj for obj in self.objects() if isinstance(obj, torch.nn.Parameter)]
-            self._parameters = tuple(each for each in parameters if not is_sharded(each))
+            self._parameters = tuple(each for each in parameters if not is_sharded(each) and spec_of(each) is None)
         return self._parameters
 
     def export_buffers(self) -> list[torch.Tensor]:
@@ -353,7 +353,7 @@ class MirrorReplica(MirrorCalls):
 
     def collect_gradients(self) -> dict[int, TensorImage]:
         parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
-        found = {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
+        found = {handle: TensorImage.of(each) for handle, obj in parameters if (each := _gradient_of(obj)) is not None}
         return {} if self.rank and any(is_sharded(obj) for _, obj in parameters) else found
 
     def collect_optimizer_state(self, handle: int) -> bytes:
@@ -372,7 +372,10 @@ class MirrorReplica(MirrorCalls):
 
     def pull_rows(self, handle: int, rows: torch.Tensor) -> torch.Tensor:
         weight = self._table.object_of(handle)
-        return access_to(weight).pull(weight, rows)
+        access = access_to(weight)
+        if isinstance(access, LocalRows):  # the driver asks all replicas for those that they hold
+            return access.table.pull(rows[access.table.own(rows)])
+        return access.pull(weight, rows)
 
     def export_rows(self, handle: int) -> list[dict[str, Any]]:
         weight = self._table.object_of(handle)
@@ -387,7 +390,7 @@ class MirrorReplica(MirrorCalls):
         items = self._table.items()
         parameters = [(handle, obj) for handle, obj in items if isinstance(obj, torch.nn.Parameter)]
         hooks = [(handle, found) for handle, obj in parameters if (found := ParameterHooks.of(obj))]
-        gradients = {handle: obj.grad for handle, obj in parameters if obj.grad is not None}
+        gradients = {handle: each for handle, obj in parameters if (each := _gradient_of(obj)) is not None}
         state = dumps((items, hooks, gradients), lambda _: None, to_replica=True)
         return state, self.handles()
 
@@ -431,6 +434,11 @@ class MirrorReplica(MirrorCalls):
             case ("injected", name):
                 return self.injected.value(name)
         raise FailedPreconditionError(f"raydist bug: a replica was sent the unknown persistent id {pid!r}.")
+
+
+def _gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient that all replicas have alike; None for the rows of a table, of which each has others."""
+    return None if spec_of(parameter) is not None else parameter.grad
 
 
 def _is_saved_within(metric: Any) -> bool:

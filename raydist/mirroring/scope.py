@@ -23,6 +23,7 @@ from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.objects import is_mirrored_class
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.parameter_servers.local_rows import spec_of
+from raydist.parameter_servers.sharded_embedding import ShardedEmbedding
 from raydist.pickling.attribute_table import attributes
 from raydist.sharding.initial_values import INITIAL_VALUES
 
@@ -36,11 +37,13 @@ class Scope:
     def __init__(self) -> None:
         self._marks: dict[int, weakref.ref[Any]] = {}
         self._adopt: Callable[[Any], None] | None = None
+        self.has_tables = False  # True once a `ShardedEmbedding` was created here
 
     def mark(self, obj: Any) -> None:
         """Record that `obj` was created under this scope."""
         if self._adopt is not None:
             self._adopt(obj)
+        self.has_tables |= isinstance(obj, ShardedEmbedding)
         key = id(obj)
         self._marks[key] = weakref.ref(obj, lambda _: self._marks.pop(key, None))
 
@@ -115,7 +118,7 @@ class ScopeCheck:
     """The scope check of one strategy.
 
     `devices` returns the device types ("cuda") that variables may be on besides "cpu"; `known` has the objects that
-    earlier steps used; with `serves_rows` the strategy stores rows of embedding tables.
+    earlier steps used; `serves_rows` returns True if the strategy stores rows of embedding tables.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class ScopeCheck:
         devices: Callable[[], Collection[str]],
         known: DriverTable,
         *,
-        serves_rows: bool = False,
+        serves_rows: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
         self._devices = devices
@@ -176,10 +179,12 @@ class ScopeCheck:
                 f"Parameters must be initialised before a step uses them, {self._place(parameter, new)} is lazy. "
                 f"Call the module once on an example under the scope."
             )
-        if not self._serves_rows and spec_of(parameter) is not None:
+        if spec_of(parameter) is not None and not self._serves_rows():
             raise FailedPreconditionError(
-                f"Rows of a ShardedEmbedding must lie on parameter servers, {self._name} has none. Use "
-                "rd.ParameterServerStrategy (or OneDeviceStrategy), or torch.nn.Embedding, which replicas have whole."
+                "Rows of a ShardedEmbedding must lie on parameter servers, or be divided among CPU or GPU replicas "
+                f"that get different rows of a batch, but {self._name} has neither. Use ParameterServerStrategy, "
+                "MirroredStrategy, MultiWorkerMirroredStrategy, ShardedStrategy or OneDeviceStrategy, or "
+                "torch.nn.Embedding, which replicas have whole."
             )
         if parameter not in self.scope:
             raise FailedPreconditionError(

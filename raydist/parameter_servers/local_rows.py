@@ -11,7 +11,13 @@ from typing import Any, Protocol, final
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from raydist.compat.torch_internals import VALUELESS_GETTERS, disable_compiler, foreach_zero, plain_tensors
+from raydist.collectives.reducer.nonfinite import install_hooks
+from raydist.compat.torch_internals import (
+    VALUELESS_GETTERS,
+    disable_compiler,
+    foreach_zero,
+    plain_tensors,
+)
 from raydist.core.errors import FailedPreconditionError
 from raydist.parameter_servers.row_table import RowTable
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
@@ -27,6 +33,7 @@ _METADATA: frozenset[Any] = frozenset(
 )
 _COPIES: frozenset[Any] = frozenset({getattr(torch.Tensor, name) for name in ("detach", "clone", "to")})
 _ZEROS: frozenset[Any] = frozenset({torch.Tensor.zero_, torch.zero_})
+_NORMS: frozenset[Any] = frozenset({torch.linalg.vector_norm})
 _ALL_ZEROS: frozenset[Any] = frozenset({foreach_zero})
 
 
@@ -35,6 +42,9 @@ class RowGradient(torch.Tensor):
     """A gradient of some rows. Made by :func:`add_row_gradient`, never constructed."""
 
     pieces: list[tuple[torch.Tensor, torch.Tensor]]  # for each backward pass so far, the rows and their gradients
+    # where rows are divided among processes, the pieces of this process that others do not have yet
+    local: list[tuple[torch.Tensor, torch.Tensor]]
+    exchange: RowExchange | None = None  # exchange with the processes that hold other rows; None if there are none
 
     @classmethod
     @disable_compiler
@@ -42,6 +52,8 @@ class RowGradient(torch.Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if getattr(func, "__name__", "").endswith("foreach_norm"):  # of clip_grad_norm_(foreach=True)
+            return [torch.linalg.vector_norm(each, *args[1:], **kwargs) for each in args[0]]
         with plain_tensors():
             if func in _METADATA:
                 return func(*args, **kwargs)
@@ -49,6 +61,8 @@ class RowGradient(torch.Tensor):
                 return _zero(func, args)
             if func in _COPIES and isinstance(args[0], RowGradient):
                 return _copied(args[0], func, args[1:], kwargs)
+            if func in _NORMS and isinstance(args[0], RowGradient) and args[0].exchange is not None:
+                return args[0].exchange.norm(args[0].joined()[1], *args[1:], **kwargs)
             result = func(*_in_place(args), **{name: _in_place(value) for name, value in kwargs.items()})
         own = next((arg for arg in args if isinstance(arg, RowGradient)), None)
         return own if own is not None and result is own.pieces[0][1] else result
@@ -76,7 +90,7 @@ class RowGradient(torch.Tensor):
 
 def _made(rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
     gradient = values.new_empty((0, values.shape[1])).as_subclass(RowGradient)
-    gradient.pieces = [(rows, values)]
+    gradient.pieces, gradient.local = [(rows, values)], []
     return gradient
 
 
@@ -84,7 +98,9 @@ def _copied(
     gradient: RowGradient, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> RowGradient:
     rows, values = gradient.joined()
-    return _made(rows, func(values, *args, **kwargs))
+    copy = _made(rows, func(values, *args, **kwargs))
+    copy.exchange = gradient.exchange
+    return copy
 
 
 def _in_place(value: Any) -> Any:
@@ -100,7 +116,7 @@ def _zero(func: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Drop zeroed rows: an optimizer then does nothing to them, as to rows that no step touched."""
     for each in args[0] if func in _ALL_ZEROS else args[:1]:
         if isinstance(each, RowGradient):
-            each.pieces = [(each.pieces[0][0][:0], each.pieces[0][1][:0])]
+            each.pieces, each.local = [(each.pieces[0][0][:0], each.pieces[0][1][:0])], []
         else:
             each.zero_()
     return None if func in _ALL_ZEROS else args[0]
@@ -108,11 +124,36 @@ def _zero(func: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 def add_row_gradient(weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
     """Add a backward pass's gradients to the gradient of a table's parameter."""
-    present = weight.grad
-    if isinstance(present, RowGradient):
+    mark, present = mark_of(weight), weight.grad
+    exchange = mark.local.exchange if mark is not None and isinstance(mark.local, LocalRows) else None
+    if exchange is not None:
+        if not isinstance(present, RowGradient):
+            weight.grad = present = _made(rows[:0], values[:0])
+            present.exchange = exchange
+        present.local.append(exchange.weighted(rows, values))
+    elif isinstance(present, RowGradient):
         present.pieces.append((rows, values))
     else:
         weight.grad = _made(rows, values)
+
+
+def take_local_pieces(weight: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return rows and their gradients that the other processes do not have yet, by backward pass, and forget them."""
+    gradient = weight.grad
+    if not isinstance(gradient, RowGradient):
+        return []
+    pieces, gradient.local = gradient.local, []
+    return pieces
+
+
+def add_exchanged(weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, exchange: RowExchange) -> None:
+    """Add gradients of rows that this process holds, which have been added up over all processes."""
+    present = weight.grad
+    if not isinstance(present, RowGradient):
+        weight.grad = present = _made(rows, values)
+        present.exchange = exchange
+    else:
+        present.pieces.append((rows, values))
 
 
 def pending_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -148,6 +189,19 @@ class RowAccess(Protocol):
 
     def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
         """Replace all rows of a table by results of `export_rows`, of any number of servers."""
+
+
+class RowExchange(Protocol):
+    """The interface to processes that hold other rows of the same tables. All of them call it together."""
+
+    def pull(self, table: RowTable, rows: torch.Tensor) -> torch.Tensor:
+        """Return present values of rows, of which this process holds some in `table`."""
+
+    def weighted(self, rows: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows and their gradients with this process's weight; no rows if the weight is zero."""
+
+    def norm(self, values: torch.Tensor, ord: float = 2, **options: Any) -> torch.Tensor:  # noqa: A002  # as torch's
+        """Return the norm of the values of all processes."""
 
 
 @final
@@ -198,6 +252,11 @@ def spec_of(weight: torch.Tensor) -> EmbeddingTableSpec | None:
     return None if mark is None else mark.spec
 
 
+def is_table(obj: Any) -> bool:
+    """Return True for a parameter that stands for a table."""
+    return isinstance(obj, torch.Tensor) and mark_of(obj) is not None
+
+
 def attach_access(weight: torch.Tensor, access: RowAccess | None) -> None:
     """Declare that the rows of `weight` lie elsewhere; rows in this process, if any, are dropped."""
     mark = mark_of(weight)
@@ -207,14 +266,15 @@ def attach_access(weight: torch.Tensor, access: RowAccess | None) -> None:
 
 @final
 class LocalRows:
-    """A table of this process (a `RowAccess`)."""
+    """A table of this process (a `RowAccess`); with an `exchange`, other processes hold other rows of it."""
 
-    def __init__(self, spec: EmbeddingTableSpec) -> None:
-        self.table = RowTable(spec)  # rows of the table
+    def __init__(self, table: RowTable, exchange: RowExchange | None = None) -> None:
+        self.table = table  # rows of the table
+        self.exchange = exchange
         self.taken: RowGradient | None = None  # the gradient that is removed during a step
 
     def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self.table.pull(rows)
+        return self.table.pull(rows) if self.exchange is None else self.exchange.pull(self.table, rows)
 
     def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
         return [self.table.state()]
@@ -232,14 +292,20 @@ def access_to(weight: torch.Tensor) -> RowAccess:
 
 
 def _local(mark: TableMark) -> LocalRows:
-    if not isinstance(mark.local, LocalRows):
-        mark.local = LocalRows(mark.spec)
-        _hook_into_torch()
-    return mark.local
+    held = mark.local
+    return held if isinstance(held, LocalRows) else hold_in(mark, LocalRows(RowTable(mark.spec)))
+
+
+def hold_in(mark: TableMark, rows: LocalRows) -> LocalRows:
+    """Make this process hold rows of a table; return them. The steps of all optimizers update them from now on."""
+    mark.local = rows
+    _hook_into_torch()
+    return rows
 
 
 @functools.cache
 def _hook_into_torch() -> None:
+    install_hooks()  # these hide gradients from steps that are skipped, and must come first
     torch_optimizer.register_optimizer_step_pre_hook(_before_step)
     torch_optimizer.register_optimizer_step_post_hook(_after_step)
 
@@ -322,5 +388,6 @@ def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs:
         gradient, local.taken = local.taken, None
         if gradient is not None:
             rows, values = gradient.joined()
-            local.table.push(rows, values.cpu(), type(optimizer), _options(group))
+            own = local.table.own(rows)
+            local.table.push(rows[own], values[own].cpu(), type(optimizer), _options(group))
             parameter.grad = gradient

@@ -125,6 +125,14 @@ class RowTable:
         remembered = sum(update.num_bytes for update in self._updates.values())
         return self._values.num_bytes + self._index.num_bytes + remembered
 
+    def own(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the positions of this server's rows among `rows`, rising; numbers below 0 are nobody's."""
+        known = rows >= 0
+        mine = (
+            known if self._num_servers == 1 else known & (self.spec.servers_of(rows, self._num_servers) == self._server)
+        )
+        return torch.nonzero(mine).reshape(-1)
+
     def pull(self, rows: torch.Tensor) -> torch.Tensor:
         """Return copies of the present values of rows."""
         return self._values.take(self._places(rows))
@@ -145,7 +153,7 @@ class RowTable:
             optimizer_kind: The optimizer's class; its state stays with the rows.
             options: Options of the optimizer's group: everything but `params`.
         """
-        rows, gradients = _added_up(rows, gradients.to(self.spec.dtype))
+        rows, gradients = added_up(rows, gradients.to(self.spec.dtype))
         update = self._update(optimizer_name(optimizer_kind))
         update.prepare(optimizer_kind, options)
         update.apply(self._places(rows), gradients, optimizer_kind, options)
@@ -232,7 +240,7 @@ def _taken(key: str, held: Sequence[tuple[Any, OwnRows]]) -> Iterator[torch.Tens
     return chain.from_iterable(own.taken(remembered["rows"][key]) for remembered, own in held)
 
 
-def _added_up(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def added_up(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row once, with the sum of its gradients."""
     if len(rows) < 2 or bool((rows[1:] > rows[:-1]).all()):
         return rows, gradients

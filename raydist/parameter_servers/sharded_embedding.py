@@ -1,4 +1,4 @@
-"""`rd.ShardedEmbedding`: an embedding whose rows lie on parameter servers, and its rows as a saved state."""
+"""`rd.ShardedEmbedding`: an embedding whose rows lie on servers or several replicas, and its rows as a saved state."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.nn import functional
 from raydist.compat.torch_internals import disable_compiler, module_table
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.local_rows import (
+    LocalRows,
     access_to,
     add_row_gradient,
     held_rows,
@@ -79,13 +80,17 @@ _HELD = "_held_rows"
 
 @final
 class ShardedEmbedding(torch.nn.Module):
-    """An embedding that may be larger than a machine: its rows lie on the servers of a `ParameterServerStrategy`.
+    """An embedding that may be larger than a machine: its rows lie on parameter servers, or on all replicas together.
 
-    A row exists once it was touched, so a table of 10^9 rows costs only the memory of touched rows. A step pulls the
-    rows that it needs, and an optimizer's step pushes their gradients alone. Any elementwise optimizer of torch fits
-    (SGD, Adagrad, SparseAdam, Adam, RMSprop, ...); it steps on the rows that have a gradient only, so
-    momentum and weight decay leave other rows alone ("lazy", as in `torch.optim.SparseAdam`). On one device, and
-    without a strategy, the rows lie in the process.
+    A row exists once it was touched, so a table of 10^9 rows costs only the memory of touched rows. On a
+    `ParameterServerStrategy` a step pulls the rows that it needs, and an optimizer's step pushes their gradients alone.
+    On `MirroredStrategy`, `MultiWorkerMirroredStrategy` and `ShardedStrategy` each replica holds some of the rows:
+    `forward` exchanges numbers and rows, `backward` brings gradients, which are means over the global batch, to the
+    replicas that hold the rows. There all replicas must call `forward` equally often, in the same order. On one device,
+    and without a strategy, the rows lie in the process.
+
+    Any elementwise optimizer of torch fits (SGD, Adagrad, SparseAdam, Adam, RMSprop, ...); it steps on the rows that
+    have a gradient only, so momentum and weight decay leave other rows alone ("lazy", as in `torch.optim.SparseAdam`).
 
     `state_dict()` does not contain the rows: see `export_rows`. An `rd.Checkpoint` of a module contains the touched
     rows; the `seed` makes the others again.
@@ -104,7 +109,8 @@ class ShardedEmbedding(torch.nn.Module):
 
     Attributes:
         weight: A parameter of shape (0, dim) that stands for the table: optimizers take it, `requires_grad` freezes
-            the rows, and its `.grad` has the gradients of rows, for clipping and scaling.
+            the rows, and its `.grad` has the gradients of rows, for clipping and scaling. Where replicas divide the
+            rows, each has the gradients of those that it holds; torch's `clip_grad_norm_` takes the norm of all.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -210,11 +216,11 @@ class ShardedEmbedding(torch.nn.Module):
             )
 
     def export_rows(self) -> list[dict[str, Any]]:
-        """Return all touched rows, and their optimizer states. Blocks until all servers have answered.
+        """Return all touched rows, and their optimizer states. Blocks until all servers or replicas have answered.
 
         Returns:
-            One state for each server: dicts, strings, numbers and tensors, as `torch.save` takes them. The states take
-            as much memory here as the rows take on all servers.
+            One state for each server or replica: dicts, strings, numbers and tensors, as `torch.save` takes them. The
+            states take as much memory here as the rows take on all of them.
 
         Raises:
             UnavailableError: A server is gone.
@@ -227,7 +233,7 @@ class ShardedEmbedding(torch.nn.Module):
         return access_to(self.weight).export_rows(self.weight)
 
     def import_rows(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Replace all rows, on any number of servers.
+        """Replace all rows, on any number of servers or replicas.
 
         Args:
             states: The `export_rows` of an embedding of the same sizes. Other rows are made from this embedding's
@@ -252,7 +258,10 @@ class ShardedEmbedding(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         mark = mark_of(self.weight)
         elsewhere = None if mark is None else mark.access
-        held = held_rows(self.weight) if elsewhere is None else elsewhere.export_rows(self.weight)
+        if mark is not None and isinstance(mark.local, LocalRows) and mark.local.exchange is not None:
+            held = []  # a copy for another replica, which holds other rows
+        else:
+            held = held_rows(self.weight) if elsewhere is None else elsewhere.export_rows(self.weight)
         return {**self.__dict__, _HELD: held}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -351,6 +360,10 @@ class SavedRows:
             for path, table in self.tables().items()
             for part, state in enumerate(table.export_rows())
         }
+
+    def part(self, number: int) -> dict[str, Any]:
+        """Return the rows that this process holds, as the part of this number; other processes hold the rest."""
+        return {row_entry(path, number): table.export_rows()[0] for path, table in self.tables().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace all rows by these, on any number of servers."""

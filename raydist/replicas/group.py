@@ -87,7 +87,7 @@ class ReplicaGroup:
         if options is None:
             self.recovery, self.copies, self.steps.recover = None, None, None
             return
-        always = self._setups[0].by_copies
+        always = self._setups[0].by_copies or (self.copies is not None and self.copies.always)
         self.copies = StateCopies(self.steps, self._actors, self._timeouts.step_s, always=always)
         self.recovery = Recovery(
             self._setups,

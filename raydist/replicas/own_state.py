@@ -9,8 +9,8 @@ import ctypes
 import math
 import pickle
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 
 from raydist.mirroring.messages import overwrite
 from raydist.mirroring.replica import MirrorReplica
+from raydist.parameter_servers.local_rows import is_table
 
 Seed = tuple[int, int]
 """The driver's torch seed, and how often it was set."""
@@ -119,6 +120,7 @@ class OwnState:
         buffers: Values of buffers that replicas compute from their own rows.
         metrics: States of metrics, by handle.
         generators: States of the mirrored generators, by handle.
+        rows: Rows of embedding tables that this replica holds, by handle of the table's parameter.
     """
 
     seed: Seed | None
@@ -127,6 +129,7 @@ class OwnState:
     buffers: PackedTensors
     metrics: Mapping[int, Mapping[str, Any]]
     generators: Mapping[int, Any]
+    rows: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     def restore(self, mirror: MirrorReplica, device: torch.device) -> None:
         """Set everything to these values; objects that the replica does not have any more are left out."""
@@ -140,6 +143,9 @@ class OwnState:
         for handle, state in self.generators.items():
             if mirror.has(handle):
                 mirror.object_of(handle).set_state(state)
+        for handle, states in self.rows.items():
+            if mirror.has(handle):
+                mirror.import_rows(handle, states)
 
 
 @final
@@ -153,8 +159,13 @@ class OwnStateReader:
         self._listed_at = -1
         self._generators: list[tuple[int, torch.Generator]] = []
 
-    def read(self, seed: Seed | None, *, all_buffers: bool = False) -> OwnState:
-        """Return copies of the present values; with `all_buffers` also of buffers that are the same on all replicas."""
+    def read(self, seed: Seed | None, *, all_buffers: bool = False, rows: bool = False) -> OwnState:
+        """Return copies of the present values.
+
+        Args:
+            all_buffers: Include buffers that are the same on all replicas.
+            rows: Include the rows of embedding tables, which may be many.
+        """
         mirror = self._mirror
         if self._listed_at != mirror.changes:
             self._listed_at = mirror.changes
@@ -167,4 +178,5 @@ class OwnStateReader:
             PackedTensors.of(mirror.buffers() if all_buffers else mirror.own_buffers()),
             mirror.hold_metrics(),
             {handle: each.get_state() for handle, each in self._generators},
+            {handle: mirror.export_rows(handle) for handle, obj in mirror.items() if is_table(obj)} if rows else {},
         )

@@ -180,7 +180,8 @@ class Recovery:
         ready = [self._actors.call(rank, ReplicaRunner.require_exchanged.__name__) for rank in everyone]
         self._wait(ready, "moving", self._timeouts.start_s)
         handed = self._call(staying[0], ReplicaRecovery.hand_over)
-        own = dict(zip(ranks, self._ask(ranks, ReplicaRecovery.own_state), strict=True))
+        states = [self._call(rank, ReplicaRecovery.own_state, True) for rank in ranks]
+        own = dict(zip(ranks, self._wait(states, "handing over", self._timeouts.start_s), strict=True))
         self._wait([handed], "handing over", self._timeouts.start_s)
         for number, rank in enumerate(ranks):
             if places:
@@ -248,7 +249,7 @@ class Recovery:
             self._new |= lost.keys()
         survivors = [setup.rank for setup in self._setups if setup.rank not in self._new]
         self._await_ends(survivors)
-        all_again = setup.by_copies or self._copies.is_needed(self._steps.first_unfinished)
+        all_again = self._copies.always or self._copies.is_needed(self._steps.first_unfinished)
         plan = None if all_again else self._plan(survivors)
         if plan is None:
             return self._start_over(survivors, self._copies.point(), self._steps.last + 1 if before is None else before)

@@ -145,9 +145,9 @@ class ReplicaRecovery:
         if boundary != shared + 1 or not self._neighbours.has(state):
             self._neighbours.send(boundary, shared, state)
 
-    def own_state(self) -> bytes:
-        """Return the state that only this replica has, for `adopt`."""
-        return pickle.dumps(self._own.read(self._seeds.current), pickle.HIGHEST_PROTOCOL)
+    def own_state(self, rows: bool = False) -> bytes:
+        """Return the state that only this replica has, for `adopt`; `rows`: also its rows of embedding tables."""
+        return pickle.dumps(self._own.read(self._seeds.current, rows=rows), pickle.HIGHEST_PROTOCOL)
 
     def note_pass(self, found_gradients: bool) -> None:
         """Send the own state before a backward pass: its peers may end the step although this replica is lost in it."""

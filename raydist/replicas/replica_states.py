@@ -47,16 +47,18 @@ class ReplicaRestorer:
         self._ask = ask
 
     def holds(self, obj: Any) -> bool:
-        return not isinstance(obj, SavedRows) and self._mirror.holds(obj)
+        return self._mirror.holds(_home(obj))
 
     def can_restore(self, obj: Any) -> bool:
         """Return True for objects that replicas restore: not per-replica metrics, nor objects with load hooks."""
+        if isinstance(obj, SavedRows):
+            return self._are_alike()
         return self.holds(obj) and not self._mirror.has_metrics(obj) and not has_load_hooks(obj) and self._are_alike()
 
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> Sequence[PreparedShard] | None:
-        are_new = not all(map(self._mirror.is_mirrored, (*objects.values(), *modules.values())))
+        are_new = not all(self._mirror.is_mirrored(_home(obj)) for obj in (*objects.values(), *modules.values()))
         try:
             answers = self._ask(prepare_shard, request, dict(objects), dict(modules))
         except FailedPreconditionError:
@@ -75,6 +77,11 @@ class ReplicaRestorer:
 
     def discard(self) -> None:
         self._ask(discard_shard)
+
+
+def _home(obj: Any) -> Any:
+    """Return the object that replicas have: for rows of tables the module with the tables."""
+    return obj.module if isinstance(obj, SavedRows) else obj
 
 
 def _results(answers: Sequence[bytes]) -> list[Any]:

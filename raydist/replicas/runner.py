@@ -44,10 +44,11 @@ from raydist.replicas.function_calls import FunctionCalls, ReplicaView, watch_gr
 from raydist.replicas.own_state import OwnStateReader
 from raydist.replicas.replica_recovery import HandedOver, ReplicaCopy, ReplicaRecovery, ReplicaSeeds
 from raydist.replicas.results import StepResult, pack_result
-from raydist.replicas.rules import VariablesView
+from raydist.replicas.rules import StrategyHooks, VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader, in_sync
 from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
 from raydist.replicas.sync_peers import SyncPeers
+from raydist.sharding.divided_rows import DividedTables
 from raydist.sharding.initial_values import materialize_new
 from raydist.sharding.sharded_modules import ShardedModules
 
@@ -180,6 +181,13 @@ class ReplicaRunner:
         if setup.sharding is not None:
             limit_s = setup.collective_timeout_s
             self._sharded = ShardedModules(setup.sharding, setup.rank, setup.world_size, self._device, limit_s)
+        self._policy = NonfinitePolicy(
+            lambda parameters: names_of(parameters, self._mirror.objects()),
+            first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
+        )
+        # With rules of their own, replicas may differ; parameter servers hold rows themselves.
+        divides = type(setup.rules) is StrategyHooks and setup.same_rows == 1
+        self._tables = DividedTables(setup.rank, setup.world_size, self._policy) if divides else None
         self._mirror = MirrorReplica(
             synced.rank,
             world_size=synced.world_size,
@@ -187,9 +195,7 @@ class ReplicaRunner:
             injected={"strategy": self._view, "saves": self._saves, "restores": self._restores},
             carry_out=self._step_optimizer,
             on_cleared=self._note_cleared,
-            prepare=functools.partial(materialize_new, device=self._device)
-            if self._sharded is None
-            else self._sharded.shard,
+            prepare=self._prepare,
             keeps_blueprints=setup.sharding is not None and setup.failures is not None,
         )
         self._member = GroupMember(setup, join_group, self._device)
@@ -198,10 +204,6 @@ class ReplicaRunner:
         self._peers: SyncPeers | None = None
         self._reducer: GradientReducer | None = None
         self._objects = KeptObjects()
-        self._policy = NonfinitePolicy(
-            lambda parameters: names_of(parameters, self._mirror.objects()),
-            first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
-        )
         self._recovery: ReplicaRecovery | None = None
         self._copied_s: float | None = None
         self._awaits_update = False  # a backward pass has ended since the last optimizer step
@@ -254,19 +256,35 @@ class ReplicaRunner:
             expect_rows=lambda: row_tables(self._mirror.objects()),
             names=lambda parameters: names_of(parameters, self._mirror.objects()),
             on_pass=self._note_pass,
+            end_pass=self._end_pass,
         )
         self._setup.rules.restart()
         self._peers = SyncPeers(
             self._member.values, self._reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
         )
         self._peers.implementation = self._setup.backend
+        self._peers.on_weight = self._weigh
+        if self._tables is not None:
+            self._tables.join(self._member.values, calls)
         if self._sharded is not None:
-            self._peers.on_weight = self._sharded.weigh
             self._peers.device_mesh = self._sharded.mesh
         self._peers.recovers = self._setup.failures is not None
         self._calls.join(self._view, self._peers)
         self._failure = None
         self._last_step = None
+
+    def _prepare(self, items: Sequence[tuple[int, Any]]) -> Sequence[tuple[int, Any]]:
+        """Give new objects their values on this replica, or its part of them; return them, with changed tensors."""
+        found = materialize_new(items, self._device) if self._sharded is None else self._sharded.shard(items)
+        if self._tables is not None:
+            self._tables.divide(found)
+        return found
+
+    def _weigh(self, weight: float) -> None:
+        if self._sharded is not None:
+            self._sharded.weigh(weight)
+        if self._tables is not None:
+            self._tables.weight = weight
 
     def _merged(self, objects: Mapping[str, Any], driver_items: Mapping[str, Mapping[str, int]]) -> MergedStates:
         """Merge the values that differ between replicas; a collective of all replicas."""
@@ -278,6 +296,8 @@ class ReplicaRunner:
         if self._peers is None:
             return step(*args, **kwargs)
         self._awaits_update = False
+        if self._tables:
+            self._tables.settle()
         if self._recovery is not None:
             step = self._recovery.rollback.noting(step)
         return self._peers.step_optimizer(optimizer, step, *args, **kwargs)
@@ -429,6 +449,12 @@ class ReplicaRunner:
         if self._recovery is not None:
             self._recovery.note_pass(found_gradients)
 
+    def _end_pass(self, local: bool) -> None:
+        if self._tables:
+            self._awaits_update = True
+            self._tables.keep(self._mirror.has)
+            self._tables.end_pass(local)
+
     def recovery(self, method: Callable[[ReplicaRecovery, *_Args], _T], *args: *_Args) -> _T:
         """Call a method of this replica's part in a recovery."""
         if self._recovery is None:
@@ -438,7 +464,8 @@ class ReplicaRunner:
 
     def require_exchanged(self) -> None:
         """Raise FailedPreconditionError if gradients of `no_sync` exist on this replica only."""
-        if self._reducer is not None and self._reducer.holds_local_gradients:
+        waiting = self._tables is not None and self._tables.holds_local_gradients
+        if waiting or (self._reducer is not None and self._reducer.holds_local_gradients):
             raise FailedPreconditionError(
                 "All gradients must have been exchanged before the replicas change, but some of no_sync() wait for the "
                 "next backward pass. Resize after a step that calls optimizer.step()."
@@ -466,7 +493,7 @@ class ReplicaRunner:
         if self._failure is not None or (self._awaits_update and self._mirror.optimizer_log.optimizers()):
             return None
         handed = HandedOver.of(self._mirror, self._seeds, self._policy)
-        own = OwnStateReader(self._mirror, self._device).read(self._seeds.current)
+        own = OwnStateReader(self._mirror, self._device).read(self._seeds.current, rows=True)
         self._copied_s = time.perf_counter() - began
         return ReplicaCopy(handed, own)
 

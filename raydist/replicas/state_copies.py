@@ -62,14 +62,18 @@ class StateCopies:
 
     Args:
         limit_s: Limit of a wait for copies.
-        always: Copies are needed before any step; else only before loops that draw batches inside the replicas.
+        always: See the attribute.
+
+    Attributes:
+        always: True if copies are needed before any step: no other replica has the state of a lost one. Else they are
+            needed only before loops that draw batches inside the replicas.
     """
 
     def __init__(self, steps: DispatchedSteps, actors: ReplicaActors, limit_s: float, *, always: bool) -> None:
         self._steps = steps
         self._actors = actors
         self._limit_s = limit_s
-        self._always = always
+        self.always = always
         self._point: CopyPoint | None = None
         self._coming: CopyPoint | None = None
         self._cost_s = 0.0
@@ -82,7 +86,7 @@ class StateCopies:
         """
         with self._lock:
             self._settle(0.0)
-            if not (self._always or iterators):
+            if not (self.always or iterators):
                 return
             reading = [each._reading() for each in iterators]
             between = any(key in point.starts and not lent for key, lent in reading for point in self._points())

@@ -23,6 +23,7 @@ from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import connect_store
 from raydist.collectives.translation import translate_torch_error
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.parameter_servers.local_rows import is_table
 from raydist.sharding.initial_values import change_modules, is_on_meta, materialize_module
 from raydist.sharding.units import DATA_AXES, ShardingPlan, find_roots, find_units, require_apart, require_no_ties
 from raydist.utils.sharded_tensors import SHARDED, is_sharded, shard_like, shard_state
@@ -183,6 +184,7 @@ class ShardedModules:
         recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
         kept = {parameter for part in recurrent for parameter in part.parameters()}
         kept |= {parameter for parameter in module.parameters() if parameter.ndim == 0}  # they have no rows
+        kept |= {parameter for parameter in module.parameters() if is_table(parameter)}  # rows are divided otherwise
         precision = MixedPrecisionPolicy(param_dtype=self._plan.param_dtype)
         options: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": True, "ignored_params": kept}
         if self._plan.cpu_offload:

@@ -239,7 +239,7 @@ class ParameterServerStrategy(HostedStrategy):
             close_when_dropped=self._when_dropped.add,
             on_start=self._watch,
         )
-        self._mirror = MirrorDriver(self._name, self._link(), self._cluster.device_types, serves_rows=True)
+        self._mirror = MirrorDriver(self._name, self._link(), self._cluster.device_types, row_holders=lambda: 1)
         self.per_worker = PerWorkerInput(lambda: self.num_workers, self._coordinator, self._pipelines, self._timeouts)
         self._scheduler = ClosureScheduler(
             self._mirror, self._coordinator, self.per_worker, self._summaries, self._gradient_reduce_op

@@ -71,11 +71,17 @@ class LockStepLink:
         self._replicas = replicas
 
     def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        group = self._replicas()
+        group = self._group_for(method)
         if group.is_sharded:  # all replicas take part in reading a tensor
             return group.ask_mirrors(method, *args)[rank * group.steps.same_rows]
         return group.ask_mirrors(method, *args, ranks=[rank])[0]
 
     def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
-        group = self._replicas()
+        group = self._group_for(method)
         return group.ask_mirrors(method, *args)[:: group.steps.same_rows]
+
+    def _group_for(self, method: Callable[..., Any]) -> ReplicaGroup:
+        group = self._replicas()
+        if method is MirrorCalls.import_rows and group.copies is not None:
+            group.copies.forget()  # steps that run again would not import them
+        return group

@@ -20,7 +20,7 @@ from raydist.context.current import require_no_run
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.core.exception_utils import folded
 from raydist.distributed_dataset import ReplicaCount
-from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.driver import MirrorDriver, TableStates
 from raydist.options import FailureOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, further_bundles, resize
@@ -135,6 +135,7 @@ class ResizableStrategy(HostedStrategy):
         plan = self._with_rules(self._plan_for(num_replicas), before.setups[0].rules)
         if self._input_pipelines is not None:
             self._input_pipelines.change(num_replicas, leaving)
+        rows: TableStates = []
         if self._launched is not None:
             group = self._replicas()
             self._drain()
@@ -142,10 +143,12 @@ class ResizableStrategy(HostedStrategy):
                 self._loop.settle()
             self._await_saves()
             self._mirror.divide_anew()
+            rows = self._mirror.export_tables()
             resize(group, plan, self._timeouts, self._title, keep=keep, reserved=reserved)
             said = f"{num_replicas} replicas instead of {len(before.setups)}"
             self._tell(logging.WARNING if why else logging.INFO, said, began, why)
         self._launch_plan = plan
+        self._mirror.import_tables(rows)
         self._count_for_input.change(num_replicas, plan.num_workers)
         if self._growth is not None:
             self._growth.note_change()

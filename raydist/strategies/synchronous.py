@@ -60,7 +60,9 @@ class SynchronousStrategy(ResizableStrategy):
         super().__init__(kind, timeouts, failure_options or FailureOptions())
         self._communication = communication_options or CommunicationOptions()
         self._started = False
-        self._mirror = MirrorDriver(self._name, LockStepLink(self._replicas), self._device_types)
+        self._mirror = MirrorDriver(
+            self._name, LockStepLink(self._replicas), self._device_types, row_holders=self._count_row_holders
+        )
         self._returned = ReturnedStructures()
         self._headers = StepHeaders()
         self._num_looks = 0
@@ -241,6 +243,7 @@ class SynchronousStrategy(ResizableStrategy):
                     "driver: for batch in dataset: strategy.run(step, args=(batch,))."
                 )
             if group.copies is not None:
+                group.copies.always |= self._mirror.has_tables
                 group.copies.before_step(iterators)
         loop = begin_loop((args, named), self._loop_replicas)
         with self._summaries.pickling(), contextlib.nullcontext() if loop is None else sending_managers():
@@ -388,6 +391,12 @@ class SynchronousStrategy(ResizableStrategy):
             self._loop.close()
         if self._growth is not None:
             self._growth.close()
+
+    def _count_row_holders(self) -> int:
+        """Return the number of replicas that rows of embedding tables are divided among; 0 if they cannot be."""
+        setups = self._plan().setups
+        divided = type(setups[0].rules) is StrategyHooks and setups[0].same_rows == 1
+        return len(setups) if divided and self._device_types() <= {"cpu", "cuda"} else 0
 
     def _device_types(self) -> set[str]:
         return {torch.device(setup.device).type for setup in self._plan().setups}

@@ -176,6 +176,28 @@ def check_rows(team: Team) -> None:
             assert rows == [[source % 2] * source for source in range(team.world_size)]
 
 
+def exchange_rows(communicator: Communicator) -> list[Any]:
+    """all_to_all_rows where rank i sends i * j rows to rank j: the first rank neither sends nor receives any."""
+    rank, size = communicator.rank, communicator.world_size
+    results = []
+    for factor in (1, 0):
+        lengths = [[factor * one * other for other in range(size)] for one in range(size)]
+        for dtype in (torch.float64, torch.bfloat16, torch.int64):
+            for width in ((), (1,), (7_001,)):
+                inputs = [torch.full((lengths[rank][to], *width), 10 * rank + to, dtype=dtype) for to in range(size)]
+                outputs = [torch.zeros((lengths[source][rank], *width), dtype=dtype) for source in range(size)]
+                communicator.all_to_all_rows(outputs, inputs, lengths).wait()
+                results.append([as_array(part).reshape(len(part), -1)[:, :1].ravel().tolist() for part in outputs])
+    return results
+
+
+def check_exchanged_rows(team: Team) -> None:
+    """Each rank gets the rows that were meant for it, also where some ranks, or all, have none."""
+    for rank, results in enumerate(team.run(exchange_rows)):
+        expected = [[[10 * source + rank] * (source * rank) for source in range(team.world_size)]] * 9
+        assert results == [*expected, *([[[] for _ in range(team.world_size)]] * 9)]
+
+
 def odd_tensors(communicator: Communicator) -> list[Any]:
     rank, size = communicator.rank, communicator.world_size
     strided = torch.arange(6.0).reshape(2, 3).t() + rank

@@ -70,7 +70,7 @@ class LocalStrategy:
         self.coordinator, self.port, self.side = coordinator, port, side
         self.servers: Sequence[ParameterServer] = ()
         link: Any = self
-        self.mirror = MirrorDriver("served", link, serves_rows=True)
+        self.mirror = MirrorDriver("served", link, row_holders=lambda: 1)
         self.mirror.shard_saver = PsSaver(self.mirror, self._save, lambda: ["here"])
         self.restorer = PsRestorer(
             self.mirror, self._run_alone, coordinator.join, lambda: side, coordinator.note_seen, 20.0

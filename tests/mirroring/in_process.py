@@ -72,9 +72,9 @@ def _copied(value: T) -> T:
 class Mirror:
     """A small strategy: runs a function on every replica, one after the other. Gradients are not reduced."""
 
-    def __init__(self, num_replicas: int = 2, name: str = "TestStrategy", *, serves_rows: bool = False) -> None:
+    def __init__(self, num_replicas: int = 2, name: str = "TestStrategy", *, row_holders: int = 0) -> None:
         self.link = InProcessLink(num_replicas)
-        self.driver = MirrorDriver(name, self.link, serves_rows=serves_rows)
+        self.driver = MirrorDriver(name, self.link, row_holders=lambda: row_holders)
         self.payloads: list[StepPayload] = []
         self._class_trackers = [_ClassTracker() for _ in range(num_replicas)]
 

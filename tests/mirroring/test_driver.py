@@ -265,7 +265,7 @@ def test_a_replica_sends_everything_to_a_driver_that_followed_another_replica() 
 
 
 def test_the_driver_reads_and_writes_rows_of_the_first_replica() -> None:
-    mirror = Mirror(2, serves_rows=True)
+    mirror = Mirror(2, row_holders=1)
     with mirror.scope():
         embedding = ShardedEmbedding(10, 2, initializer="zeros")
     mirror.run(lambda: embedding(torch.tensor([3, 7])).sum().item())
@@ -282,7 +282,7 @@ def test_the_driver_reads_and_writes_rows_of_the_first_replica() -> None:
 
 
 def test_rows_from_before_travel_with_the_module_and_are_given_up_here() -> None:
-    mirror = Mirror(1, serves_rows=True)
+    mirror = Mirror(1, row_holders=1)
     with mirror.scope():
         embedding = ShardedEmbedding(10, 2, seed=1)
     other = ShardedEmbedding(10, 2, seed=2)

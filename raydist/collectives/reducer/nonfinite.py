@@ -104,6 +104,13 @@ class NonfinitePolicy:
             self._suspects.update(map(id, parameters))
         return must_raise
 
+    def record_more(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Record that the last pass gave these parameters NaN or infinite gradients, too; see `record_pass`."""
+        if self._last_is_nonfinite:  # counted already
+            self._suspects.update(map(id, parameters))
+            return False
+        return self.record_pass(parameters, are_finite=False)
+
     def _must_skip(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True if the step of this optimizer must be skipped.
 
@@ -164,7 +171,7 @@ class SkippedUpdates:
     def watch(self) -> Iterator[None]:
         """Skip optimizer steps of this thread inside the block, including steps in hooks of backward passes."""
         with _LOCK:
-            _install_hooks()
+            install_hooks()
             _WATCHING.append(self)
         token = _CURRENT.set(self)
         try:
@@ -216,7 +223,7 @@ _CURRENT: ContextVar[SkippedUpdates | None] = ContextVar("raydist_skipped_update
 
 
 @functools.cache
-def _install_hooks() -> None:
+def install_hooks() -> None:
     """Register hooks of torch around the steps of all optimizers of the process. Outside `watch` they take 0.2 us.
 
     The hooks are never removed: torch iterates over them in each step, and a change by another thread would raise.

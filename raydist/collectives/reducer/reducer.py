@@ -66,6 +66,7 @@ class GradientReducer:
             parameters. The first pass detects other sparse gradients. Gradients that turn sparse later become dense.
         names: Returns names of parameters for error messages.
         on_pass: Called at the start of each backward pass, with True if there are earlier gradients.
+        end_pass: Called at the end of each backward pass, with True if its gradients stay local.
 
     One backward pass costs one all-reduce per bucket. Afterwards `.grad` holds views of the reduced buckets.
     """
@@ -83,6 +84,7 @@ class GradientReducer:
         expect_rows: Callable[[], Collection[int]] = tuple,
         names: Callable[[Iterable[torch.nn.Parameter]], Sequence[str]] = _by_shape,
         on_pass: Callable[[bool], None] = lambda _: None,
+        end_pass: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._communicator = communicator
         self._buckets = Buckets(
@@ -96,6 +98,7 @@ class GradientReducer:
         self._calls = calls
         self._policy = policy
         self._on_pass = on_pass
+        self._end_pass = end_pass
         self._parameters = TrainedParameters(self._reject_stray)
         self._known = KnownGradients()
         self._changed: list[Checksums] = []
@@ -247,15 +250,18 @@ class GradientReducer:
             # A reentrant checkpoint runs this nested backward pass as part of the outer pass. A parameter may now get
             # several gradients, so the outer pass sends the remaining buckets at its end.
             self._exchange.hold()
-        if self._inside or not self._parameters.all:
+        if self._inside:
             original(*args, **kwargs)
             return
         self._inside = True
         try:
-            if self._needs_no_reduction():
+            if not self._parameters.all or self._needs_no_reduction():
                 original(*args, **kwargs)
+                if self._policy is not None and self._policy.must_check:
+                    self._policy.record_pass((), are_finite=True)
             else:
                 self._run(original, args, kwargs)
+            self._end_pass(self._local)
         finally:
             self._inside = False
 
