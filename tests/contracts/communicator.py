@@ -7,6 +7,7 @@ called one by one, in any order. Tensors are made on torch's default device, whi
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -187,15 +188,16 @@ def exchange_rows(communicator: Communicator) -> list[Any]:
                 inputs = [torch.full((lengths[rank][to], *width), 10 * rank + to, dtype=dtype) for to in range(size)]
                 outputs = [torch.zeros((lengths[source][rank], *width), dtype=dtype) for source in range(size)]
                 communicator.all_to_all_rows(outputs, inputs, lengths).wait()
-                results.append([as_array(part).reshape(len(part), -1)[:, :1].ravel().tolist() for part in outputs])
+                rows = [as_array(part).reshape(len(part), max(1, math.prod(width))) for part in outputs]
+                results.append([sorted({*row.tolist()}) for part in rows for row in part])
     return results
 
 
 def check_exchanged_rows(team: Team) -> None:
     """Each rank gets the rows that were meant for it, also where some ranks, or all, have none."""
     for rank, results in enumerate(team.run(exchange_rows)):
-        expected = [[[10 * source + rank] * (source * rank) for source in range(team.world_size)]] * 9
-        assert results == [*expected, *([[[] for _ in range(team.world_size)]] * 9)]
+        expected = [[10 * source + rank] for source in range(team.world_size) for _ in range(source * rank)]
+        assert results == [*([expected] * 9), *([[]] * 9)]
 
 
 def odd_tensors(communicator: Communicator) -> list[Any]:
@@ -435,6 +437,7 @@ CHECKS: tuple[Callable[[Team], None], ...] = (
     check_reductions,
     check_moves,
     check_rows,
+    check_exchanged_rows,
     check_tensor_kinds,
     check_means_of_halves,
     check_nan,
