@@ -24,6 +24,7 @@ from raydist.mirroring.object_kinds import capture_object, content_digest, patch
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, changed, seal
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
 from raydist.utils.sharded_tensors import SHARDED, is_sharded, laid_out
+from raydist.utils.stage_tensors import Placeholder
 
 
 @final
@@ -277,7 +278,8 @@ class UpdateApplier:
         self.num_gradients_set += len(gradients)
         for handle, gradient in gradients.items():
             parameter = self._table.object_of(handle)
-            parameter.grad = None if gradient is None else laid_out(gradient.clone().to(parameter.device), parameter)
+            laid = None if gradient is None else laid_out(gradient.clone().to(parameter.device), parameter)
+            parameter.grad = None if isinstance(laid, Placeholder) else laid  # optimizers leave these parameters out
 
 
 def _laid_out_state(entries: Any, parameter: Any) -> Any:

@@ -178,7 +178,9 @@ class ReplicaRunner:
         self._sharded = None
         if setup.sharding is not None:
             limit_s = setup.collective_timeout_s
-            self._sharded = ShardedModules(setup.sharding, setup.rank, setup.world_size, self._device, limit_s)
+            self._sharded = ShardedModules(
+                setup.sharding, setup.rank, setup.world_size, self._device, limit_s, lambda: self._mirror.objects()
+            )
         self._mirror = MirrorReplica(
             synced.rank,
             world_size=synced.world_size,
@@ -260,7 +262,7 @@ class ReplicaRunner:
         self._peers.implementation = self._setup.backend
         if self._sharded is not None:
             self._peers.on_weight = self._sharded.weigh
-            self._peers.device_mesh = self._sharded.mesh
+            self._peers.device_mesh, self._peers.pipelines = self._sharded.mesh, self._sharded.pipelines
         self._peers.recovers = self._setup.failures is not None
         self._calls.join(self._view, self._peers)
         self._failure = None

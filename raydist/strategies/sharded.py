@@ -110,10 +110,11 @@ class ShardedStrategy(WorkersStrategy):
                 "divide parameters among all of them."
             )
         axes = (("replicate", count // size), ("shard", size)) if size < count else (("shard", size),)
-        return _with_sharding(plan, rules, replace(self._sharding, axes=axes))
+        return with_sharding(plan, rules, replace(self._sharding, axes=axes))
 
 
-def _with_sharding(plan: LaunchPlan, rules: StrategyHooks, sharding: ShardingPlan) -> LaunchPlan:
+def with_sharding(plan: LaunchPlan, rules: StrategyHooks, sharding: ShardingPlan) -> LaunchPlan:
+    """Return the plan for replicas that divide modules."""
     setups = (replace(each, rules=rules, sharding=sharding, same_rows=sharding.same_rows) for each in plan.setups)
     return replace(plan, setups=tuple(setups))
 
@@ -202,7 +203,7 @@ class MeshStrategy(WorkersStrategy):
                 f"The workers must have as many replicas as the mesh, {self._size} ({shape}), got {len(plan.setups)}. "
                 "Change mesh, devices or num_workers."
             )
-        return _with_sharding(plan, rules, self._sharding)
+        return with_sharding(plan, rules, self._sharding)
 
 
 def _require_axes(mesh: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
