@@ -33,6 +33,12 @@ def two(kept: KeptStrategies) -> rd.PipelineStrategy:
     return kept.get(rd.PipelineStrategy, pipeline, 2)
 
 
+@pytest.fixture
+def four(kept: KeptStrategies) -> rd.PipelineStrategy:
+    """Two pipelines of two stages."""
+    return kept.get(rd.PipelineStrategy, lambda size: pipeline(2, size // 2), 4)
+
+
 class Block(nn.Module):
     """A layer of a transformer."""
 
@@ -142,3 +148,180 @@ def check_training(strategy: rd.Strategy) -> None:
 def test_two_stages_train_what_one_device_trains(two: rd.PipelineStrategy) -> None:
     assert two.num_replicas_in_sync == 1
     check_training(two)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("stages", "replicas", "microbatches", "schedule"),
+    [(2, 1, 1, "1F1B"), (2, 2, 4, "GPipe"), (3, 1, 8, "1F1B"), (3, 1, 2, "1F1B"), (3, 2, 3, "1F1B"), (1, 2, 2, "1F1B")],
+)
+def test_more_stages_and_replicas_train_what_one_device_trains(
+    ray_cluster: None, stages: int, replicas: int, microbatches: int, schedule: str
+) -> None:
+    with pipeline(stages, replicas, microbatches, schedule=schedule) as strategy:
+        assert strategy.num_replicas_in_sync == replicas
+        check_training(strategy)
+
+
+def test_replicas_without_rows_and_other_results_of_the_loss(four: rd.PipelineStrategy) -> None:
+    def train_rows(strategy: rd.Strategy, empty_batch: Any) -> list[torch.Tensor]:
+        torch.manual_seed(2)
+        in_stages = isinstance(strategy, rd.PipelineStrategy)
+        with strategy.scope():
+            model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).double()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            if in_stages:
+                loss, sums = rd.get_replica_context().pipeline_step((batch, None), with_outputs, model)
+                assert loss.ndim == 0
+                assert len(sums["rows"]) == len(batch)
+            else:
+                with_outputs(model(batch), None)[0].backward()
+            optimizer.step()
+
+        def with_outputs(output: torch.Tensor, targets: None) -> Any:
+            return output.square().mean(), {"rows": output.sum(1), "all": output.sum()}
+
+        data = rd.Dataset.from_tensor_slices(torch.randn(7, 2, dtype=torch.float64)).batch(3)
+        for batch in strategy.distribute_dataset(data):  # the last one has a row for one replica only
+            strategy.run(step, args=(batch,), options=rd.RunOptions(empty_batch=empty_batch))
+        return [each.detach().clone() for each in model.parameters()]
+
+    expected = train_rows(rd.OneDeviceStrategy("cpu"), "pad")
+    for empty_batch in ("pad", "zero_rows"):
+        found = train_rows(four, empty_batch)
+        assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(expected, found, strict=True))
+
+
+def test_no_replica_holds_another_stage_and_the_driver_reads_all(two: rd.PipelineStrategy, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    with two.scope():
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+
+    def step(path: str) -> None:
+        rd.get_replica_context().pipeline_step((torch.randn(16, 2), None), lambda out, _: (out**3).mean(), model)
+        storages = [each.untyped_storage() for each in model.parameters()]
+        here = [0 if each.device.type == "meta" else each.nbytes() for each in storages]
+        stage = rd.get_replica_context().device_mesh.get_local_rank("stage")
+        with open(f"{path}/{stage}", "w") as file:
+            file.write(repr((here, [each.grad is not None for each in model.parameters()])))
+
+    two.run(step, args=(str(tmp_path),))
+    gradients = [each.grad for each in model.parameters()]
+    assert all(isinstance(each, torch.Tensor) for each in gradients)
+    assert (tmp_path / "0").read_text() == repr(([24, 12, 12, 12, 0, 0, 0, 0], [True] * 4 + [False] * 4))
+    assert (tmp_path / "1").read_text() == repr(([0, 0, 0, 0, 36, 12, 12, 12], [False] * 4 + [True] * 4))
+    after = model.state_dict()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == [
+        *("1.running_mean", "1.running_var", "1.num_batches_tracked"),
+        *("3.running_mean", "3.running_var", "3.num_batches_tracked"),
+    ]
+    two.run(optimizer.step)
+    assert sorted(optimizer.state_dict()["state"]) == [*range(8)]
+    with torch.no_grad():
+        model[2].weight.fill_(7.0)  # a write of the driver reaches the stage that holds the parameter
+    assert two.run(lambda: model[2].weight).tolist() == [[7.0] * 3] * 3
+    model.load_state_dict(before)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_evaluation_random_numbers_and_activation_checkpoints(two: rd.PipelineStrategy) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2))
+
+        def forward(self, x: torch.Tensor, *, again: bool) -> Any:
+            for layer in self.layers:
+                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+            return x
+
+    with two.scope():
+        model = Net()
+
+    def step(*, trains: bool, again: bool) -> Any:
+        context = rd.get_replica_context()
+        model.train(trains)
+        model.zero_grad()
+        torch.manual_seed(5)
+        with torch.set_grad_enabled(trains):
+            loss, outputs = context.pipeline_step(
+                ({"x": torch.ones(8, 4), "again": again}, None), lambda out, _: (out.square().mean(), out), model
+            )
+        return loss, outputs, [] if not trains else [each.grad.clone() for each in model.layers[0].parameters()]
+
+    with torch.random.fork_rng(), torch.no_grad():
+        alone = Net()
+        alone.load_state_dict(model.state_dict())
+        expected = alone.eval()(torch.ones(8, 4), again=False)
+    loss, outputs, _ = two.run(step, kwargs={"trains": False, "again": False})
+    assert torch.allclose(torch.as_tensor(outputs), expected, atol=1e-6)
+    assert float(loss) == pytest.approx(float(expected.square().mean()), rel=1e-5)
+    assert all(each.grad is None for each in model.parameters())
+
+
+class Skips(nn.Module):
+    """Reaches around the parts between."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.kind = nn.Linear(2, 2), kind
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+        self.last = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        first = self.first(x)
+        if self.kind == "order":
+            first = self.last(first)
+        y = self.layers[0](first)
+        y = y if self.kind == "never" else self.layers[1](y)
+        if self.kind == "skip":
+            y = y + first
+        elif self.kind == "in place":
+            zeros = torch.zeros_like(x)
+            zeros[:] = first
+        elif self.kind == "value" and float(first.sum()) > 0:
+            y = -y
+        elif self.kind == "parameter":
+            y = y + self.first.bias
+        return y
+
+
+def run_step(strategy: rd.Strategy, model: nn.Module, batch: Any = None, loss_fn: Any = None) -> Any:
+    given = (torch.ones(4, 2), None) if batch is None else batch
+
+    def step() -> Any:
+        return rd.get_replica_context().pipeline_step(given, loss_fn or (lambda out, _: out.sum() / len(out)), model)
+
+    return strategy.local_results(strategy.run(step))
+
+
+CASES: list[tuple[Callable[[], nn.Module], type[Exception], str]] = [
+    (lambda: nn.Sequential(nn.Linear(2, 2)), rd.InvalidArgumentError, "2 stages for Sequential with 1 layers"),
+    (lambda: nn.Linear(2, 2), rd.InvalidArgumentError, "with 0 layers"),
+    (lambda: Skips("order"), rd.InvalidArgumentError, "'last', which is in stage 1, is called in stage 0"),
+    (lambda: Skips("skip"), rd.InvalidArgumentError, "the result of the module depends on another value"),
+    (lambda: Skips("parameter"), rd.InvalidArgumentError, "the result of the module depends on another value"),
+    (lambda: Skips("in place"), rd.InvalidArgumentError, "__setitem__ would write values of one stage"),
+    (lambda: Skips("value"), rd.FailedPreconditionError, "__float__ needs the values|item needs the values"),
+    (lambda: Skips("never"), rd.InvalidArgumentError, "it ended in stage 0 of 2"),
+]
+
+
+@pytest.mark.long
+def test_modules_that_cannot_be_cut(ray_cluster: None) -> None:
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    for make, kind, message in [*CASES, (lambda: tied, rd.InvalidArgumentError, "are the same one, in the stages 0")]:
+        strategy = pipeline(2)
+        try:
+            with strategy.scope():
+                model = make()
+            with pytest.raises(kind, match=message):
+                run_step(strategy, model)
+        finally:
+            strategy._abort(fetch=False)
