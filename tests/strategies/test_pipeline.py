@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from torch.nn import functional as F
 from torchmetrics import SumMetric
 
 import raydist as rd
+from raydist.sharding.pipelined_module import PipelinedModule
+from raydist.sharding.stages import PipelinePlan, map_stages
 from tests.shared_strategies import KeptStrategies
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -98,7 +101,7 @@ def loss_of(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def train(strategy: rd.Strategy, make: Make, accumulate: int = 1) -> tuple[dict[str, Any], dict[str, Any], list[float]]:
-    """Train with clipped gradients and an uneven last batch; return the model's and the optimizer's state, and losses."""
+    """Train with clipped gradients and an uneven last batch; return the states of model and optimizer, and losses."""
     torch.manual_seed(3)
     with strategy.scope():
         model, optimizer, data = make()
@@ -124,7 +127,8 @@ def train(strategy: rd.Strategy, make: Make, accumulate: int = 1) -> tuple[dict[
     batches = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(data).batch(10))
     losses = []
     for number, batch in enumerate(batches):
-        losses.append(float(torch.as_tensor(strategy.reduce("SUM", strategy.run(step, args=(batch, number)), axis=None))))
+        loss = strategy.reduce("SUM", strategy.run(step, args=(batch, number)), axis=None)
+        losses.append(float(torch.as_tensor(loss)))
     assert float(total.compute()) == pytest.approx(sum(losses), rel=1e-6)
     state = optimizer.state_dict()["state"]
     slots = {f"{key}.{name}": value for key, held in state.items() for name, value in held.items()}
@@ -220,10 +224,10 @@ def test_no_replica_holds_another_stage_and_the_driver_reads_all(two: rd.Pipelin
         *("1.running_mean", "1.running_var", "1.num_batches_tracked"),
         *("3.running_mean", "3.running_var", "3.num_batches_tracked"),
     ]
-    two.run(optimizer.step)
+    two.run(lambda: optimizer.step())
     assert sorted(optimizer.state_dict()["state"]) == [*range(8)]
     with torch.no_grad():
-        model[2].weight.fill_(7.0)  # a write of the driver reaches the stage that holds the parameter
+        model.get_parameter("2.weight").fill_(7.0)  # a write of the driver reaches the stage that holds the parameter
     assert two.run(lambda: model[2].weight).tolist() == [[7.0] * 3] * 3
     model.load_state_dict(before)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
@@ -252,16 +256,78 @@ def test_evaluation_random_numbers_and_activation_checkpoints(two: rd.PipelineSt
             loss, outputs = context.pipeline_step(
                 ({"x": torch.ones(8, 4), "again": again}, None), lambda out, _: (out.square().mean(), out), model
             )
-        return loss, outputs, [] if not trains else [each.grad.clone() for each in model.layers[0].parameters()]
+        return loss, outputs
 
     with torch.random.fork_rng(), torch.no_grad():
         alone = Net()
         alone.load_state_dict(model.state_dict())
         expected = alone.eval()(torch.ones(8, 4), again=False)
-    loss, outputs, _ = two.run(step, kwargs={"trains": False, "again": False})
+    loss, outputs = two.run(step, kwargs={"trains": False, "again": False})
     assert torch.allclose(torch.as_tensor(outputs), expected, atol=1e-6)
     assert float(loss) == pytest.approx(float(expected.square().mean()), rel=1e-5)
     assert all(each.grad is None for each in model.parameters())
+    _, once = two.run(step, kwargs={"trains": True, "again": False})
+    gradients = [torch.as_tensor(each.grad) for each in model.parameters()]
+    _, twice = two.run(step, kwargs={"trains": True, "again": True})
+    assert torch.equal(torch.as_tensor(once), torch.as_tensor(twice))
+    assert not torch.allclose(torch.as_tensor(once), expected, atol=1e-3), "dropout is on"
+    recomputed = [torch.as_tensor(each.grad) for each in model.parameters()]
+    assert all(map(torch.equal, gradients, recomputed))
+
+
+def continue_training(strategy: rd.Strategy, path: Path, *, saves: bool) -> dict[str, Any]:
+    """Train for some steps and save; or restore, train 20 steps, and return the state."""
+    torch.manual_seed(3 if saves else 4)
+    with strategy.scope():
+        model, optimizer, (inputs, targets) = perceptron()
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    in_stages = isinstance(strategy, rd.PipelineStrategy)
+    checkpoint = rd.Checkpoint(model=model, optimizer=optimizer, schedule=schedule)
+    if not saves:
+        checkpoint.restore(path)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        optimizer.zero_grad()
+        if in_stages:
+            rd.get_replica_context().pipeline_step(batch, loss_of, model)
+        else:
+            loss_of(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    torch.manual_seed(5)
+    data = rd.Dataset.from_tensor_slices((torch.randn(40, 4, dtype=torch.float64), torch.randint(0, 3, (40,))))
+    for batch in strategy.distribute_dataset(data.batch(8).repeat(1 if saves else 4)):
+        strategy.run(step, args=(batch,))
+        schedule.step()
+    if saves:
+        checkpoint.save(path)
+    slots = {
+        f"{key}.{name}": value for key, held in optimizer.state_dict()["state"].items() for name, value in held.items()
+    }
+    return {**{name: each.clone() for name, each in model.state_dict().items()}, **slots}
+
+
+def test_checkpoints_fit_one_device(two: rd.PipelineStrategy, tmp_path: Path) -> None:
+    alone = rd.OneDeviceStrategy("cpu")
+    saved = [continue_training(each, tmp_path / str(number), saves=True) for number, each in enumerate((alone, two))]
+    assert difference(*saved) < 1e-9
+    expected = continue_training(alone, tmp_path / "0", saves=False)
+    for strategy, path in ((two, "0"), (two, "1"), (alone, "1")):
+        assert difference(continue_training(strategy, tmp_path / path, saves=False), expected) < 1e-9
+
+
+@pytest.mark.long
+def test_checkpoints_fit_other_strategies(four: rd.PipelineStrategy, tmp_path: Path) -> None:
+    alone = rd.OneDeviceStrategy("cpu")
+    continue_training(alone, tmp_path / "alone", saves=True)
+    expected = continue_training(alone, tmp_path / "alone", saves=False)
+    continue_training(four, tmp_path / "four", saves=True)
+    with rd.ShardedStrategy(2, 1, timeouts=LIMITS, resources_per_replica=RESOURCES) as sharded:
+        continue_training(sharded, tmp_path / "sharded", saves=True)
+        assert difference(continue_training(sharded, tmp_path / "four", saves=False), expected) < 1e-9
+    assert difference(continue_training(four, tmp_path / "sharded", saves=False), expected) < 1e-9
+    with pipeline(3) as three:
+        assert difference(continue_training(three, tmp_path / "four", saves=False), expected) < 1e-9
 
 
 class Skips(nn.Module):
@@ -280,7 +346,7 @@ class Skips(nn.Module):
         y = self.layers[0](first)
         y = y if self.kind == "never" else self.layers[1](y)
         if self.kind == "skip":
-            y = y + first
+            y = self.last(y + first)
         elif self.kind == "in place":
             zeros = torch.zeros_like(x)
             zeros[:] = first
@@ -291,37 +357,111 @@ class Skips(nn.Module):
         return y
 
 
-def run_step(strategy: rd.Strategy, model: nn.Module, batch: Any = None, loss_fn: Any = None) -> Any:
-    given = (torch.ones(4, 2), None) if batch is None else batch
+def pass_through(make: Callable[[], nn.Module], x: torch.Tensor, plan: PipelinePlan) -> Any:
+    """Compute the stages of a module one after the other, as the replicas of a pipeline do."""
+    torch.manual_seed(0)
+    model = make()
+    received: Any = ()
+    for stage in range(plan.num_stages):
+        mine = copy.deepcopy(model)
+        module = PipelinedModule(mine, map_stages(mine, plan), stage, plan.num_stages, None)
+        received = module.run(module.record((x,), {}), (x,), {}, received)
+    return received
 
-    def step() -> Any:
-        return rd.get_replica_context().pipeline_step(given, loss_fn or (lambda out, _: out.sum() / len(out)), model)
 
-    return strategy.local_results(strategy.run(step))
+def tied() -> nn.Module:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    layers[1].weight = layers[0].weight
+    return layers
 
 
 CASES: list[tuple[Callable[[], nn.Module], type[Exception], str]] = [
     (lambda: nn.Sequential(nn.Linear(2, 2)), rd.InvalidArgumentError, "2 stages for Sequential with 1 layers"),
     (lambda: nn.Linear(2, 2), rd.InvalidArgumentError, "with 0 layers"),
+    (tied, rd.InvalidArgumentError, "are the same one, in the stages 0 and 1"),
     (lambda: Skips("order"), rd.InvalidArgumentError, "'last', which is in stage 1, is called in stage 0"),
-    (lambda: Skips("skip"), rd.InvalidArgumentError, "the result of the module depends on another value"),
+    (lambda: Skips("skip"), rd.InvalidArgumentError, "an argument of 'last' depends on another value"),
     (lambda: Skips("parameter"), rd.InvalidArgumentError, "the result of the module depends on another value"),
     (lambda: Skips("in place"), rd.InvalidArgumentError, "__setitem__ would write values of one stage"),
-    (lambda: Skips("value"), rd.FailedPreconditionError, "__float__ needs the values|item needs the values"),
+    (lambda: Skips("value"), rd.FailedPreconditionError, "needs the values of a tensor"),
     (lambda: Skips("never"), rd.InvalidArgumentError, "it ended in stage 0 of 2"),
 ]
 
 
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_modules_that_cannot_be_cut(case: int) -> None:
+    make, kind, message = CASES[case]
+    with pytest.raises(kind, match=message):
+        pass_through(make, torch.ones(4, 2), PipelinePlan(2, 2, "1F1B"))
+
+
+@pytest.mark.parametrize(
+    ("split", "num_stages"),
+    [
+        (None, 1),
+        (None, 4),
+        (("blocks.1", "norm"), 3),
+        ((Block,), 2),
+        (lambda name, module: name.startswith("blocks.") and isinstance(module, Block), 3),
+        (("head",), 2),
+    ],
+)
+def test_stages_compute_what_the_module_computes(split: Any, num_stages: int) -> None:
+    tokens = torch.randint(0, 11, (3, 5))
+    torch.manual_seed(0)
+    expected = Transformer()(tokens)
+    found = pass_through(Transformer, tokens, PipelinePlan(num_stages, 1, "1F1B", split))
+    assert torch.equal(found, expected)
+
+
+def test_arguments_that_cannot_be(ray_cluster: None) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"num_stages": 0}, "num_stages must be a number >= 1, got 0"),
+        ({"num_stages": 2, "num_replicas": True}, "num_replicas must be a number"),
+        ({"num_stages": 2, "num_microbatches": 0}, "num_microbatches must be a number"),
+        ({"num_stages": 2, "schedule": "1f1b"}, "schedule must be one of 1F1B, GPipe"),
+        ({"num_stages": 3, "split": ["a"]}, "first submodule of each stage but the first one, 2 of them"),
+        ({"num_stages": 2, "split": 5}, "split must be names of submodules"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            rd.PipelineStrategy(**arguments)
+    for names, message in ((("blocks.9",), "none called 'blocks.9'"), (("norm", "blocks.1"), "in the order")):
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            map_stages(Transformer(), PipelinePlan(len(names) + 1, 1, "1F1B", names))
+    strategy = rd.PipelineStrategy(2, devices=3, resources_per_replica=RESOURCES)
+    with pytest.raises(rd.InvalidArgumentError, match=r"a device for each stage of each pipeline, 2 x 1, got 3"):
+        _ = strategy.num_replicas_in_sync
+    with pytest.raises(rd.FailedPreconditionError, match="runs the stages of PipelineStrategy"):
+        rd.OneDeviceStrategy("cpu").run(lambda: rd.get_replica_context().pipeline_step((torch.ones(1), None), max))
+
+
+MISTAKES: list[tuple[Callable[[nn.Module], Any], str]] = [
+    (lambda model: model(torch.ones(4, 2)), "one stage of a Sequential, so a step cannot call it"),
+    (lambda model: model.get_submodule("0")(torch.ones(4, 2)), "so a step cannot call it"),
+    (lambda model: step_of(torch.ones(4, 2), model), r"a pair \(inputs, targets\)"),
+    (lambda model: step_of((torch.ones(4, 2), torch.ones(3)), model), "the same number of rows"),
+    (lambda model: step_of((torch.ones(4, 2), None), model, lambda out, _: out), "loss_fn must return the mean loss"),
+]
+
+
+def step_of(batch: Any, model: nn.Module, loss_fn: Any = None) -> Any:
+    return rd.get_replica_context().pipeline_step(batch, loss_fn or (lambda out, _: out.mean()), model)
+
+
 @pytest.mark.long
-def test_modules_that_cannot_be_cut(ray_cluster: None) -> None:
-    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    tied[1].weight = tied[0].weight
-    for make, kind, message in [*CASES, (lambda: tied, rd.InvalidArgumentError, "are the same one, in the stages 0")]:
-        strategy = pipeline(2)
-        try:
-            with strategy.scope():
-                model = make()
-            with pytest.raises(kind, match=message):
-                run_step(strategy, model)
-        finally:
-            strategy._abort(fetch=False)
+@pytest.mark.parametrize("case", range(len(MISTAKES)))
+def test_a_step_that_cannot_be_ends_the_strategy_at_once(ray_cluster: None, case: int) -> None:
+    mistake, message = MISTAKES[case]
+    strategy = pipeline(2)
+    try:
+        with strategy.scope():
+            model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        began = time.monotonic()
+        with pytest.raises((rd.FailedPreconditionError, rd.InvalidArgumentError), match=message):
+            strategy.local_results(strategy.run(mistake, args=(model,)))
+        assert time.monotonic() - began < LIMITS.collective_s, "the other stage does not wait for its limit"
+        with pytest.raises(rd.FailedPreconditionError, match="cannot go on after a failed step"):
+            strategy.run(lambda: 1)
+    finally:
+        strategy._abort(fetch=False)
