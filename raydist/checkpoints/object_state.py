@@ -173,9 +173,8 @@ def state_of(obj: Any, modules: Mapping[str, nn.Module]) -> Any:
         entries = {name: getattr(obj, name) for name in _metric_entries(obj)}
         by_rank = states_by_rank(obj)
         return {**obj.state_dict(), **entries, **({STATES_BY_RANK: by_rank} if by_rank else {})}
-    if kind == "module" and has_compiled(obj):
-        return plain_names(obj.state_dict())
-    return obj.state_dict(keep_vars=True) if kind == "module" and STAGES in vars(obj) else obj.state_dict()
+    state = obj.state_dict(keep_vars=True) if kind == "module" and STAGES in vars(obj) else obj.state_dict()
+    return plain_names(state) if kind == "module" and has_compiled(obj) else state
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -8,6 +8,8 @@ inputs.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
@@ -22,6 +24,8 @@ from raydist.core.nest import Structure, flatten, unflatten
 from raydist.sharding.stages import StageMap
 from raydist.utils.sharded_tensors import STAGES
 from raydist.utils.stage_tensors import Holder, Placeholder, held_by, map_leaves, written_by
+
+_COMPILED = "dynamo_ctx"  # an attribute of what torch.compile returns for a module
 
 
 @final
@@ -72,6 +76,11 @@ class PipelinedModule:
     """
 
     def __init__(self, root: nn.Module, stages: StageMap, stage: int, num_stages: int, group: Any) -> None:
+        if _COMPILED in vars(root):
+            raise InvalidArgumentError(
+                "A module that is cut into stages must not be compiled as a whole. Compile its layers: "
+                "layer.compile() for each."
+            )
         self._root, self._stage, self._num_stages = root, stage, num_stages
         self._forward = root.forward
         self._pass: _StagePass | _PlaceholderPass | None = None
@@ -165,8 +174,11 @@ class PipelinedModule:
         direct: dict[str, torch.Tensor] = {name: Placeholder.like(each) for name, each in self._root.named_parameters()}
         passed = _PlaceholderPass(self._num_stages)
         before, self._root.forward, self._pass = self._root.forward, self._forward, passed
+        # Else nothing is compiled, and importing the compiler takes a second.
+        may_compile = "torch._dynamo" in sys.modules
         try:
-            torch.func.functional_call(self._root, direct, tuple(args), kwargs)
+            with torch.compiler.set_stance("force_eager") if may_compile else contextlib.nullcontext():
+                torch.func.functional_call(self._root, direct, tuple(args), kwargs)
         finally:
             self._root.forward, self._pass = before, None
             for part, table in kept:

@@ -52,8 +52,11 @@ class Pipelines:
 
     def step(self, batch: Any, loss_fn: Callable[..., Any], model: nn.Module | None = None) -> Any:
         """Run a step of one module; see `ReplicaContext.pipeline_step`. Blocks until all stages are done."""
-        module = self._module_of(model)
+        objects = list(self._objects())
+        module = _module_of(objects if model is None else [model])
+        _require_no_others(objects)
         microbatches = Microbatches(batch, self._plan)
+        counts = _counts_of_metrics(objects)
         trains = torch.is_grad_enabled()
         earlier = {each: each.grad for each in module.parameters if each.grad is not None} if trains else {}
         adds_here = self._copies.size() == 1 and self.weight > 0
@@ -65,6 +68,11 @@ class Pipelines:
                 found = self._schedule(module, microbatches, trains=trains).run(microbatches, loss_fn, self.weight)
         finally:
             module.end()
+        if _counts_of_metrics(objects) != counts:
+            raise FailedPreconditionError(
+                "loss_fn must not update metrics, because it runs in the last stage only. Return the values, as in "
+                "`return loss, outputs`, and update the metrics with what pipeline_step returns."
+            )
         if trains and not adds_here:
             self._exchange(module.parameters)
             for parameter, gradient in earlier.items():
@@ -72,23 +80,6 @@ class Pipelines:
         told = [map_structure(_on_cpu, found)]
         dist.broadcast_object_list(told, group=self._stages, group_src=self._plan.num_stages - 1)
         return map_structure(self._on_device, told[0])
-
-    def _module_of(self, model: nn.Module | None) -> PipelinedModule:
-        objects = list(self._objects())
-        if any(isinstance(each, nn.Parameter) and not is_sharded(each) for each in objects):
-            raise FailedPreconditionError(
-                "Under PipelineStrategy all parameters of the scope must belong to modules, which are cut into stages, "
-                "but one belongs to none. Make it a parameter of a module."
-            )
-        given = objects if model is None else [model]
-        found = [vars(each).get(STAGES) for each in given if isinstance(each, nn.Module)]
-        modules = [each for each in found if isinstance(each, PipelinedModule)]
-        if len(modules) != 1:
-            raise FailedPreconditionError(
-                f"pipeline_step runs a module of the strategy's scope as a whole, got {len(modules)} to choose from. "
-                "Give it the module: pipeline_step(batch, loss_fn, model=...)."
-            )
-        return modules[0]
 
     def _schedule(self, module: PipelinedModule, microbatches: Microbatches, *, trains: bool) -> _Schedule:
         kind = self._device.type
@@ -121,6 +112,31 @@ class Pipelines:
 
     def _on_device(self, leaf: Any) -> Any:
         return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _module_of(objects: Iterable[Any]) -> PipelinedModule:
+    found = [vars(each).get(STAGES) for each in objects if isinstance(each, nn.Module)]
+    modules = [each for each in found if isinstance(each, PipelinedModule)]
+    if len(modules) != 1:
+        raise FailedPreconditionError(
+            f"pipeline_step runs a module of the strategy's scope as a whole, got {len(modules)} to choose from. "
+            "Give it the module: pipeline_step(batch, loss_fn, model=...)."
+        )
+    return modules[0]
+
+
+def _require_no_others(objects: Iterable[Any]) -> None:
+    """Raise if there is a parameter that no stage holds."""
+    if any(isinstance(each, nn.Parameter) and not is_sharded(each) for each in objects):
+        raise FailedPreconditionError(
+            "Under PipelineStrategy all parameters of the scope must belong to modules, which are cut into stages, "
+            "but one belongs to none. Make it a parameter of a module."
+        )
+
+
+def _counts_of_metrics(objects: Iterable[Any]) -> list[int]:
+    """Return how often each metric of torchmetrics was updated."""
+    return [each.update_count for each in objects if hasattr(each, "update_count")]
 
 
 def _on_cpu(leaf: Any) -> Any:

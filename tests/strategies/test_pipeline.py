@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -414,6 +414,30 @@ def test_stages_compute_what_the_module_computes(split: Any, num_stages: int) ->
     assert torch.equal(found, expected)
 
 
+def compiled(*, whole: bool) -> nn.Module:
+    model = Transformer()
+    if whole:
+        return cast("nn.Module", torch.compile(model, backend="eager"))
+    model.blocks[0].compile(backend="eager")
+    model.blocks[3] = cast("nn.Module", torch.compile(model.blocks[3], backend="eager"))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler reads it
+def test_autocast_and_compiled_layers(ray_cluster: None) -> None:
+    tokens = torch.randint(0, 11, (3, 5))
+    torch.manual_seed(0)
+    model = Transformer()
+    plan = PipelinePlan(2, 1, "1F1B", ("blocks.2",))
+    assert torch.equal(pass_through(lambda: compiled(whole=False), tokens, plan), model(tokens))
+    with pytest.raises(rd.InvalidArgumentError, match="must not be compiled as a whole"):
+        pass_through(lambda: compiled(whole=True), tokens, PipelinePlan(2, 1, "1F1B"))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = model(tokens), pass_through(Transformer, tokens, plan)
+    assert found.dtype is torch.bfloat16
+    assert torch.equal(found, expected)
+
+
 def test_arguments_that_cannot_be(ray_cluster: None) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"num_stages": 0}, "num_stages must be a number >= 1, got 0"),
@@ -436,12 +460,25 @@ def test_arguments_that_cannot_be(ray_cluster: None) -> None:
         rd.OneDeviceStrategy("cpu").run(lambda: rd.get_replica_context().pipeline_step((torch.ones(1), None), max))
 
 
-MISTAKES: list[tuple[Callable[[nn.Module], Any], str]] = [
-    (lambda model: model(torch.ones(4, 2)), "one stage of a Sequential, so a step cannot call it"),
-    (lambda model: model.get_submodule("0")(torch.ones(4, 2)), "so a step cannot call it"),
-    (lambda model: step_of(torch.ones(4, 2), model), r"a pair \(inputs, targets\)"),
-    (lambda model: step_of((torch.ones(4, 2), torch.ones(3)), model), "the same number of rows"),
-    (lambda model: step_of((torch.ones(4, 2), None), model, lambda out, _: out), "loss_fn must return the mean loss"),
+def count(model: nn.Module, total: SumMetric) -> Any:
+    def loss_fn(output: torch.Tensor, targets: None) -> torch.Tensor:
+        total.update(1.0)
+        return output.mean()
+
+    return step_of((torch.ones(4, 2), None), model, loss_fn)
+
+
+MISTAKES: list[tuple[Callable[[nn.Module, SumMetric], Any], str]] = [
+    (lambda model, _: model(torch.ones(4, 2)), "one stage of a Sequential, so a step cannot call it"),
+    (lambda model, _: model.get_submodule("0")(torch.ones(4, 2)), "so a step cannot call it"),
+    (lambda model, _: step_of(torch.ones(4, 2), model), r"a pair \(inputs, targets\)"),
+    (lambda model, _: step_of((torch.ones(4, 2), torch.ones(3)), model), "the same number of rows"),
+    (
+        lambda model, _: step_of((torch.ones(4, 2), None), model, lambda out, _: out),
+        "loss_fn must return the mean loss",
+    ),
+    (lambda model, _: step_of((torch.ones(4, 2), None), nn.Linear(1, 1)), "got 0 to choose from"),
+    (count, "loss_fn must not update metrics"),
 ]
 
 
@@ -456,10 +493,10 @@ def test_a_step_that_cannot_be_ends_the_strategy_at_once(ray_cluster: None, case
     strategy = pipeline(2)
     try:
         with strategy.scope():
-            model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+            model, total = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), SumMetric()
         began = time.monotonic()
         with pytest.raises((rd.FailedPreconditionError, rd.InvalidArgumentError), match=message):
-            strategy.local_results(strategy.run(mistake, args=(model,)))
+            strategy.local_results(strategy.run(mistake, args=(model, total)))
         assert time.monotonic() - began < LIMITS.collective_s, "the other stage does not wait for its limit"
         with pytest.raises(rd.FailedPreconditionError, match="cannot go on after a failed step"):
             strategy.run(lambda: 1)
