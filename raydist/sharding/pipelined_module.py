@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
@@ -73,6 +74,9 @@ class PipelinedModule:
         stage: Number of this replica's stage.
         num_stages: Number of stages.
         group: Process group of the stages.
+
+    Attributes:
+        schedules: Objects that run this stage, by the kind of the batch, of which the caller keeps a few.
     """
 
     def __init__(self, root: nn.Module, stages: StageMap, stage: int, num_stages: int, group: Any) -> None:
@@ -83,6 +87,7 @@ class PipelinedModule:
             )
         self._root, self._stage, self._num_stages = root, stage, num_stages
         self._forward = root.forward
+        self.schedules: OrderedDict[Any, Any] = OrderedDict()
         self._pass: _StagePass | _PlaceholderPass | None = None
         self._in_step = False
         for name, of in stages.parts.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -43,7 +42,6 @@ class Pipelines:
         self._plan, self._device, self._objects = plan, device, objects
         self._stage: int = mesh.get_local_rank("stage")
         self._stages, self._copies = mesh.get_group("stage"), mesh.get_group("replicate")
-        self._schedules: OrderedDict[Any, _Schedule] = OrderedDict()
         self.weight = 1.0
 
     def divide(self, module: nn.Module) -> None:
@@ -84,13 +82,13 @@ class Pipelines:
     def _schedule(self, module: PipelinedModule, microbatches: Microbatches, *, trains: bool) -> _Schedule:
         kind = self._device.type
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        key = (id(module), module.modes, microbatches.signature, trains, cast)
-        made = self._schedules.pop(key, None)
+        key = (module.modes, microbatches.signature, trains, cast)
+        made: _Schedule | None = module.schedules.pop(key, None)
         if made is None:
-            while len(self._schedules) >= _MOST_KEPT:
-                self._schedules.popitem(last=False)
+            while len(module.schedules) >= _MOST_KEPT:
+                module.schedules.popitem(last=False)
             made = _Schedule(module, self._plan, self._stage, self._stages, self._device, microbatches, trains=trains)
-        self._schedules[key] = made
+        module.schedules[key] = made  # the last one used comes last
         return made
 
     def _exchange(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -325,8 +323,7 @@ class _Stage(nn.Module):
                 f"values to return, got {found!r:.80}."
             )
         self._results.append((loss.detach(), map_structure(_detached, more)))
-        share = self._weight / self._microbatches.count
-        return loss * share
+        return loss * (self._weight / self._microbatches.count)
 
     def take_results(self) -> Any:
         """Return the mean loss, or the pair of that and the other results, whose rows are joined."""

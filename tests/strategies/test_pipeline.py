@@ -17,6 +17,7 @@ from torchmetrics import SumMetric
 import raydist as rd
 from raydist.sharding.pipelined_module import PipelinedModule
 from raydist.sharding.stages import PipelinePlan, map_stages
+from raydist.testing import strategy_contract as contract
 from tests.shared_strategies import KeptStrategies
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -199,6 +200,15 @@ def test_replicas_without_rows_and_other_results_of_the_loss(four: rd.PipelineSt
         assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(expected, found, strict=True))
 
 
+def test_contract(four: rd.PipelineStrategy) -> None:
+    """Others call modules in steps, draw batches inside the replicas, or fail on purpose."""
+    names = {"check_values", "check_collectives", "check_scope", "check_modes", "check_copies", "check_metrics"}
+    assert {check.__name__ for check in contract.CHECKS} > names
+    for check in contract.CHECKS:
+        if check.__name__ in names:
+            check(four)
+
+
 def test_no_replica_holds_another_stage_and_the_driver_reads_all(two: rd.PipelineStrategy, tmp_path: Path) -> None:
     torch.manual_seed(1)
     with two.scope():
@@ -254,14 +264,14 @@ def test_evaluation_random_numbers_and_activation_checkpoints(two: rd.PipelineSt
         torch.manual_seed(5)
         with torch.set_grad_enabled(trains):
             loss, outputs = context.pipeline_step(
-                ({"x": torch.ones(8, 4), "again": again}, None), lambda out, _: (out.square().mean(), out), model
+                ({"x": torch.ones(64, 4), "again": again}, None), lambda out, _: (out.square().mean(), out), model
             )
         return loss, outputs
 
     with torch.random.fork_rng(), torch.no_grad():
         alone = Net()
         alone.load_state_dict(model.state_dict())
-        expected = alone.eval()(torch.ones(8, 4), again=False)
+        expected = alone.eval()(torch.ones(64, 4), again=False)
     loss, outputs = two.run(step, kwargs={"trains": False, "again": False})
     assert torch.allclose(torch.as_tensor(outputs), expected, atol=1e-6)
     assert float(loss) == pytest.approx(float(expected.square().mean()), rel=1e-5)
@@ -273,6 +283,12 @@ def test_evaluation_random_numbers_and_activation_checkpoints(two: rd.PipelineSt
     assert not torch.allclose(torch.as_tensor(once), expected, atol=1e-3), "dropout is on"
     recomputed = [torch.as_tensor(each.grad) for each in model.parameters()]
     assert all(map(torch.equal, gradients, recomputed))
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.get_parameter("0.weight").copy_(torch.eye(4))
+            layer.get_parameter("0.bias").zero_()
+    _, outputs = two.run(step, kwargs={"trains": True, "again": False})
+    assert 0.1 < float((torch.as_tensor(outputs) != 0).double().mean()) < 0.4, "stages draw different numbers"
 
 
 def continue_training(strategy: rd.Strategy, path: Path, *, saves: bool) -> dict[str, Any]:
@@ -395,6 +411,32 @@ def test_modules_that_cannot_be_cut(case: int) -> None:
         pass_through(make, torch.ones(4, 2), PipelinePlan(2, 2, "1F1B"))
 
 
+def test_finding_what_stages_exchange_changes_nothing(ray_cluster: None) -> None:
+    class Counts(nn.Module):
+        calls: torch.Tensor
+        last: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(2))
+            self.register_buffer("calls", torch.zeros(1))
+            self.register_buffer("last", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            for layer in self.layers:
+                x = layer(x)
+                self.last = x[0].detach()
+            return x
+
+    model = Counts()
+    before = {name: (each, each.clone()) for name, each in model.named_buffers()}
+    plan = PipelinePlan(2, 1, "1F1B")
+    PipelinedModule(model, map_stages(model, plan), 0, 2, None).record((torch.ones(4, 2),), {})
+    after = dict(model.named_buffers())
+    assert all(after[name] is each and torch.equal(each, value) for name, (each, value) in before.items())
+
+
 @pytest.mark.parametrize(
     ("split", "num_stages"),
     [
@@ -502,3 +544,25 @@ def test_a_step_that_cannot_be_ends_the_strategy_at_once(ray_cluster: None, case
             strategy.run(lambda: 1)
     finally:
         strategy._abort(fetch=False)
+
+
+@pytest.mark.parametrize("frozen", ["0", "2"])
+def test_a_stage_that_is_not_trained(two: rd.PipelineStrategy, frozen: str) -> None:
+    torch.manual_seed(6)
+    with two.scope():
+        model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    model.get_submodule(frozen).requires_grad_(False)
+    alone = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    alone.load_state_dict(model.state_dict())
+    alone.get_submodule(frozen).requires_grad_(False)
+    inputs = torch.randn(8, 2, dtype=torch.float64)
+    alone(inputs).square().mean().backward()
+    torch.optim.SGD(alone.parameters(), lr=0.1, weight_decay=0.1).step()
+
+    def step() -> None:
+        step_of((inputs, None), model, lambda out, _: out.square().mean())
+        optimizer.step()
+
+    two.run(step)
+    assert difference(dict(alone.state_dict()), dict(model.state_dict())) < 1e-12
