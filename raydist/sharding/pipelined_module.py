@@ -76,6 +76,7 @@ class PipelinedModule:
         group: Process group of the stages.
 
     Attributes:
+        in_step: True while a step runs, whose backward passes may compute parts of this stage again.
         schedules: Objects that run this stage, by the kind of the batch, of which the caller keeps a few.
     """
 
@@ -89,7 +90,7 @@ class PipelinedModule:
         self._forward = root.forward
         self.schedules: OrderedDict[Any, Any] = OrderedDict()
         self._pass: _StagePass | _PlaceholderPass | None = None
-        self._in_step = False
+        self.in_step = False
         for name, of in stages.parts.items():
             part = root.get_submodule(name)
             part.forward = _Part(self, name, part, of, starts=name in stages.starts)
@@ -136,18 +137,10 @@ class PipelinedModule:
         """Return the result of a part that is called, as the pass that is under way needs it."""
         if self._pass is not None:
             return self._pass.call(part, args, kwargs)
-        if self._in_step and part.stage == self._stage:  # an activation checkpoint computes again
+        if self.in_step and part.stage == self._stage:  # an activation checkpoint computes again
             args, kwargs = _with_received(part, (args, kwargs))
             return part.compute(*args, **kwargs)
         return self._refuse()
-
-    def begin(self) -> None:
-        """Begin a step: backward passes may compute parts of this stage again."""
-        self._in_step = True
-
-    def end(self) -> None:
-        """End a step."""
-        self._in_step = False
 
     def run(
         self, record: PassRecord, args: Sequence[Any], kwargs: dict[str, Any], received: Sequence[torch.Tensor]

@@ -60,12 +60,12 @@ class Pipelines:
         adds_here = self._copies.size() == 1 and self.weight > 0
         for parameter in () if adds_here else earlier:
             parameter.grad = None
-        module.begin()
+        module.in_step = True
         try:
             with _random_numbers_of(self._stage, self._device):
                 found = self._schedule(module, microbatches, trains=trains).run(microbatches, loss_fn, self.weight)
         finally:
-            module.end()
+            module.in_step = False
         if _counts_of_metrics(objects) != counts:
             raise FailedPreconditionError(
                 "loss_fn must not update metrics, because it runs in the last stage only. Return the values, as in "

@@ -86,7 +86,6 @@ _OF_HOME: dict[Any, Callable[[torch.device], Any]] = {
     _PROPERTIES.device.__get__: lambda home: home,
     _PROPERTIES.is_meta.__get__: lambda home: False,
     _PROPERTIES.is_cuda.__get__: lambda home: home.type == "cuda",
-    _PROPERTIES.is_cpu.__get__: lambda home: home.type == "cpu",
 }
 
 
@@ -161,7 +160,7 @@ def holder_of(tensor: Any) -> Holder | None:
     return found
 
 
-def held_by(tensor: torch.Tensor, holder: Holder) -> torch.Tensor:
+def held_by(tensor: torch.Tensor, holder: Holder | None) -> torch.Tensor:
     """Note that a stage holds the values of a tensor; return the tensor."""
     setattr(tensor, _STAGE, holder)
     return tensor
@@ -180,38 +179,43 @@ def states_of_all(
         States in which `Holder.whole` of each tensor returns its values.
     """
     listed = list(parameters)
-    holder = next((found for each in listed if (found := holder_of(each)) is not None), None)
-    if holder is None:
+    holders = [holder_of(parameter) for parameter in listed]
+    group = next((holder.group for holder in holders if holder is not None), None)
+    if group is None:
         return dict(states)
     mine = {
-        number: {name: _described(value) for name, value in states[parameter].items()}
-        for number, parameter in enumerate(listed)
-        if parameter in states and (found := holder_of(parameter)) is not None and found.is_here
+        number: {name: _described(value) for name, value in states[listed[number]].items()}
+        for number, holder in enumerate(holders)
+        if holder is not None and holder.is_here and listed[number] in states
     }
-    told: list[Any] = [None] * dist.get_world_size(holder.group)
-    dist.all_gather_object(told, mine, group=holder.group)
-    everyones = {number: state for each in told for number, state in each.items()}
-    return {listed[number]: _filled(listed[number], everyones[number], states) for number in sorted(everyones)}
-
-
-def _described(value: Any) -> Any:
-    """Return a value as the other stages get it: a tensor without its values."""
-    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
-
-
-def _filled(parameter: Any, described: Mapping[str, Any], states: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
-    holder = holder_of(parameter)
-    if holder is None or holder.is_here:
-        held = states[parameter]
-        return {name: _noted(held[name], holder) for name in described}
-    found: dict[str, Any] = {}
-    for name, value in described.items():
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype):
-            empty = torch.empty(value[0], dtype=value[1], device="meta")
-            value = held_by(_as_placeholder(empty, parameter.device), holder)
-        found[name] = value
+    told: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, mine, group=group)
+    everyones = {number: described for each in told for number, described in each.items()}
+    found: dict[Any, Mapping[str, Any]] = {}
+    for number in sorted(everyones):
+        parameter, holder = listed[number], holders[number]
+        held = states[parameter] if number in mine else {}
+        found[parameter] = {
+            name: held_by(held[name].detach() if name in held else _made_of(value, parameter.device), holder)
+            if isinstance(value, _Described)
+            else value
+            for name, value in everyones[number].items()
+        }
     return found
 
 
-def _noted(value: Any, holder: Holder | None) -> Any:
-    return held_by(value.detach(), holder) if holder is not None and isinstance(value, torch.Tensor) else value
+@final
+@dataclass(frozen=True)
+class _Described:
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _described(value: Any) -> Any:
+    return _Described(tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _made_of(value: _Described, home: torch.device) -> Placeholder:
+    return _as_placeholder(torch.empty(value.shape, dtype=value.dtype, device="meta"), home)

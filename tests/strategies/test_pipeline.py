@@ -187,7 +187,8 @@ def test_replicas_without_rows_and_other_results_of_the_loss(four: rd.PipelineSt
             optimizer.step()
 
         def with_outputs(output: torch.Tensor, targets: None) -> Any:
-            return output.square().mean(), {"rows": output.sum(1), "all": output.sum()}
+            counts = rd.get_replica_context().num_rows != 0
+            return output.square().mean() * (1 if counts else torch.inf), {"rows": output.sum(1), "all": output.sum()}
 
         data = rd.Dataset.from_tensor_slices(torch.randn(7, 2, dtype=torch.float64)).batch(3)
         for batch in strategy.distribute_dataset(data):  # the last one has a row for one replica only
@@ -566,3 +567,23 @@ def test_a_stage_that_is_not_trained(two: rd.PipelineStrategy, frozen: str) -> N
 
     two.run(step)
     assert difference(dict(alone.state_dict()), dict(model.state_dict())) < 1e-12
+
+
+def test_a_module_that_the_driver_never_holds(two: rd.PipelineStrategy) -> None:
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+
+    with two.scope():
+        with torch.device("meta"):
+            model = layers()
+        rd.materialize(model, seed=7)
+
+    def step() -> Any:
+        return step_of((torch.ones(4, 2), None), model)
+
+    loss = two.run(step)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        alone = layers()
+    assert difference(dict(alone.state_dict()), dict(model.state_dict())) == 0
+    assert float(loss) == pytest.approx(float(alone(torch.ones(4, 2)).detach().mean()), rel=1e-5)
