@@ -32,7 +32,7 @@ _COMPILED = "dynamo_ctx"  # an attribute of what torch.compile returns for a mod
 @final
 @dataclass(frozen=True)
 class PassRecord:
-    """What a pass with placeholders has found, for one shape of inputs.
+    """Findings of a pass with placeholders, for one shape of inputs.
 
     Attributes:
         outputs: By stage, what its parts returned, in the order of their calls: leaves and structure.
@@ -124,7 +124,7 @@ class PipelinedModule:
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """What shapes and types may depend on beside the inputs: training mode, and which parameters are trained."""
+        """Conditions for shapes and types, beside the inputs: training mode, and which parameters are trained."""
         return (self._root.training, *(each.requires_grad for each in self._root.parameters()))
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -172,7 +172,7 @@ class PipelinedModule:
         direct: dict[str, torch.Tensor] = {name: Placeholder.like(each) for name, each in self._root.named_parameters()}
         passed = _PlaceholderPass(self._num_stages)
         before, self._root.forward, self._pass = self._root.forward, self._forward, passed
-        # Else nothing is compiled, and importing the compiler takes a second.
+        # Without this module nothing is compiled; importing it takes a second.
         may_compile = "torch._dynamo" in sys.modules
         try:
             with torch.compiler.set_stance("force_eager") if may_compile else contextlib.nullcontext():

@@ -82,7 +82,7 @@ class Pipelines:
     def _schedule(self, module: PipelinedModule, microbatches: Microbatches, *, trains: bool) -> _Schedule:
         kind = self._device.type
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        key = (module.modes, microbatches.signature, trains, cast)
+        key = (module.modes, microbatches.signature, trains, cast, torch.is_inference_mode_enabled())
         made: _Schedule | None = module.schedules.pop(key, None)
         if made is None:
             while len(module.schedules) >= _MOST_KEPT:

@@ -277,6 +277,10 @@ def test_evaluation_random_numbers_and_activation_checkpoints(two: rd.PipelineSt
     assert torch.allclose(torch.as_tensor(outputs), expected, atol=1e-6)
     assert float(loss) == pytest.approx(float(expected.square().mean()), rel=1e-5)
     assert all(each.grad is None for each in model.parameters())
+    with torch.inference_mode():
+        _, inferred = two.run(step, kwargs={"trains": False, "again": False})
+    _, evaluated = two.run(step, kwargs={"trains": False, "again": False})
+    assert torch.equal(torch.as_tensor(inferred), torch.as_tensor(evaluated))
     _, once = two.run(step, kwargs={"trains": True, "again": False})
     gradients = [torch.as_tensor(each.grad) for each in model.parameters()]
     _, twice = two.run(step, kwargs={"trains": True, "again": True})
