@@ -1,4 +1,4 @@
-"""Models larger than a device: memory and time of `rd.ShardedStrategy` and of divided embedding tables.
+"""Models larger than a device: `rd.ShardedStrategy`, divided embedding tables and `rd.PipelineStrategy`.
 
 `python -m benchmarks.sharded`
 
@@ -7,7 +7,8 @@
 2. A model of 1.5 GB is built on the device "meta": memory of the driver, and of each replica.
 3. Rows of a table of 10^8 x 16 numbers, divided among two replicas, are trained by Adagrad: memory of each replica
    beside that of the touched rows.
-4. Time of a step of a transformer beside FSDP2 under torchrun, with the same gloo, in turn.
+4. Share of the time in which stages of a pipeline compute, if each takes 50 ms for a microbatch, beside the ideal one.
+5. Time of a step of a transformer beside FSDP2 under torchrun, with the same gloo, in turn.
 """
 
 from __future__ import annotations
@@ -227,6 +228,51 @@ def seconds_of_torchrun(steps: int) -> float:
     return float(next(line.split()[1] for line in found.stdout.splitlines() if line.startswith("seconds")))
 
 
+class _Sleep(torch.autograd.Function):
+    """The identity, which takes 20 ms forward and 30 ms backward, and no core."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.03)
+        return gradient
+
+
+class SlowLayer(nn.Linear):
+    """A layer that takes 50 ms for a microbatch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        apply: Any = _Sleep.apply  # torch leaves it untyped
+        found: torch.Tensor = apply(super().forward(x))
+        return found
+
+
+def use_of_pipeline(stages: int, microbatches: int, steps: int) -> str:
+    """Run steps of a pipeline of slow stages; return the share of the time in which a stage computes."""
+    with rd.PipelineStrategy(stages, num_microbatches=microbatches, resources_per_replica=_SHARE) as strategy:
+        with strategy.scope():
+            model = nn.Sequential(*(SlowLayer(8, 8) for _ in range(stages)))
+
+        def step(count: int) -> float:
+            began = time.perf_counter()
+            for _ in range(count):
+                inputs = torch.ones(2 * microbatches, 8)
+                rd.get_replica_context().pipeline_step((inputs, None), lambda output, _: output.mean(), model)
+            return (time.perf_counter() - began) / count
+
+        strategy.local_results(strategy.run(step, args=(1,)))
+        seconds = float(strategy.local_results(strategy.run(step, args=(steps,)))[0])
+    share, ideal = microbatches * 0.05 / seconds, microbatches / (microbatches + stages - 1)
+    return (
+        f"pipeline of {stages} stages of 50 ms, {microbatches} microbatches: {seconds:.3f} s a step, stages compute "
+        f"{share:.2f} of the time, ideal {ideal:.2f}: {share / ideal:.2f} of it (bar 0.9)"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true")
@@ -246,6 +292,7 @@ def main() -> None:
             subprocess.run(command, timeout=300, check=True)  # noqa: S603  # of this file
     print(grow_on_meta(*((2, 256) if chosen.smoke else (96, 2048))), flush=True)
     print(*touch_rows(*((1, 1000) if chosen.smoke else (20, 100_000))), sep="\n", flush=True)
+    print(use_of_pipeline(*((2, 2, 1) if chosen.smoke else (4, 16, 5))), flush=True)
     rounds, steps = (1, 1) if chosen.smoke else (5, 10)
     pairs = [(seconds_of_torchrun(steps), seconds_of_raydist(steps)) for _ in range(rounds)]
     ratio = statistics.median(mine / theirs for theirs, mine in pairs)

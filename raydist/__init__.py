@@ -116,6 +116,7 @@ if TYPE_CHECKING:
     from raydist.strategies.one_node import MirroredStrategy as MirroredStrategy
     from raydist.strategies.one_node import OneNodeStrategy as OneNodeStrategy
     from raydist.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
+    from raydist.strategies.pipeline import PipelineStrategy as PipelineStrategy
     from raydist.strategies.profile_steps import profile_steps as profile_steps
     from raydist.strategies.sharded import MeshStrategy as MeshStrategy
     from raydist.strategies.sharded import ShardedStrategy as ShardedStrategy
@@ -209,6 +210,7 @@ _MODULE_OF = {
     "ParameterServerStrategy": "raydist.strategies.parameter_server",
     "PerReplica": "raydist.core.values",
     "PipelineStats": "raydist.pipelines.metering.stats",
+    "PipelineStrategy": "raydist.strategies.pipeline",
     "Profile": "raydist.pipelines.run.profile",
     "ProgressBar": "raydist.training.callbacks.log_callbacks",
     "RaggedFeature": "raydist.pipelines.tf_example.ragged_features",

@@ -104,8 +104,9 @@ def test_a_language_model_is_divided_among_replicas(tmp_path: Path, scripts: Scr
     assert found, output
     assert 5 < float(found[1]) < 7
     assert len(list(tmp_path.glob("ckpt-*"))) == 1
-    output = scripts.run("transformer_2d.py", "--smoke", "--mesh", "1", "2")
-    assert re.search(r"^epoch 1/1: \d\.\d+ bits per character$", output, re.MULTILINE), output
+    for program in ("transformer_2d.py --mesh 1 2", "transformer_pipeline.py --stages 2"):
+        output = scripts.run(*program.split(), "--smoke")
+        assert re.search(r"^epoch 1/1: \d\.\d+ bits per character$", output, re.MULTILINE), output
     script = tmp_path / "as_torchrun.py"
     script.write_text(
         f"import os, runpy, sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nsys.argv = ['twin', '--smoke']\n"

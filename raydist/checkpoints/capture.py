@@ -68,7 +68,7 @@ def _on_cpu(value: torch.Tensor | np.ndarray[Any, Any], copy: bool) -> torch.Ten
         plain = value.flags.writeable and value.flags.c_contiguous
         return torch.from_numpy(value if plain and not copy else value.copy())
     if is_sharded(value):
-        return value.detach()  # gathered when it is copied
+        return value  # gathered when it is copied
     if not copy and type(value) in (torch.Tensor, torch.nn.Parameter):
         return value.detach().resolve_conj().resolve_neg()
     return plain_copy(value)

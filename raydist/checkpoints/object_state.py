@@ -21,7 +21,8 @@ from raydist.checkpoints.parameter_names import (
     plain_names,
 )
 from raydist.core.errors import InvalidArgumentError
-from raydist.utils.sharded_tensors import is_sharded, shard_like, shard_state
+from raydist.utils.sharded_tensors import STAGES, is_sharded, shard_like, shard_state
+from raydist.utils.stage_tensors import states_of_all
 
 OWNER = "_raydist_owner"
 """Class attribute of a mirrored object with the strategy that mirrors it and knows the per-replica states."""
@@ -167,12 +168,24 @@ def state_of(obj: Any, modules: Mapping[str, nn.Module]) -> Any:
     """Return the state of an object, for `pack_state`. Blocks for dispatched steps if the object is mirrored."""
     kind = kind_of_state(obj)
     if kind == "optimizer":
-        return optimizer_entries(obj.state_dict(), parameter_names(obj, modules))
+        return optimizer_entries(_optimizer_state(obj), parameter_names(obj, modules))
     if kind == "metric":
         entries = {name: getattr(obj, name) for name in _metric_entries(obj)}
         by_rank = states_by_rank(obj)
         return {**obj.state_dict(), **entries, **({STATES_BY_RANK: by_rank} if by_rank else {})}
-    return plain_names(obj.state_dict()) if kind == "module" and has_compiled(obj) else obj.state_dict()
+    state = obj.state_dict(keep_vars=True) if kind == "module" and STAGES in vars(obj) else obj.state_dict()
+    return plain_names(state) if kind == "module" and has_compiled(obj) else state
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the `state_dict`, with the states of all stages of a pipeline."""
+    found = optimizer.state_dict()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(map(is_sharded, parameters)):
+        return found
+    states = states_of_all(parameters, optimizer.state)
+    numbers = {parameter: number for number, parameter in enumerate(parameters)}
+    return {**found, "state": {numbers[parameter]: state for parameter, state in states.items()}}
 
 
 def load_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: bool = True) -> None:
@@ -203,7 +216,7 @@ def _shard_entries(state: Any, module: nn.Module) -> Any:
     """Return the state of a module, with the entries of sharded parameters divided among the replicas."""
     if not any(map(is_sharded, module.parameters())):
         return state
-    present = module.state_dict()
+    present = module.state_dict(keep_vars=True)
     return {key: shard_like(value, present[key]) if key in present else value for key, value in state.items()}
 
 

@@ -85,7 +85,9 @@ class ReplicaContext:
 
     @property
     def device_mesh(self) -> Any:
-        """The `torch.distributed.device_mesh.DeviceMesh` of the replicas, under ShardedStrategy and MeshStrategy.
+        """The `torch.distributed.device_mesh.DeviceMesh` of replicas that divide modules.
+
+        Under ShardedStrategy, MeshStrategy and PipelineStrategy.
 
         Raises:
             FailedPreconditionError: The strategy does not divide modules.
@@ -97,10 +99,52 @@ class ReplicaContext:
         """
         if self._peers.device_mesh is None:
             raise FailedPreconditionError(
-                "There is a device mesh under ShardedStrategy and MeshStrategy, whose replicas divide modules; this "
-                "step runs under another strategy."
+                "There is a device mesh under ShardedStrategy, MeshStrategy and PipelineStrategy, whose replicas "
+                "divide modules; this step runs under another strategy."
             )
         return self._peers.device_mesh
+
+    def pipeline_step(self, batch: Any, loss_fn: Callable[..., Any], model: torch.nn.Module | None = None) -> Any:
+        """Run the forward and backward passes of a module that is divided into stages, under `rd.PipelineStrategy`.
+
+        The batch is cut into microbatches. The gradients are those of the mean loss over the global batch; they are
+        added to `.grad`. Under `torch.no_grad()` only forward passes run. Blocks until all stages are done, so all
+        replicas must call it (limit: `Timeouts.collective_s` for each message).
+
+        Args:
+            batch: The pair (inputs, targets) with this replica's rows; the rows come first in all of its tensors. A
+                tuple of inputs is the module's positional arguments, a dict its keyword arguments.
+            loss_fn: Called as `loss_fn(outputs, targets)` for each microbatch, in the last stage only. Returns the
+                mean loss of the rows: a tensor without dimensions; or a pair of it and a nest of tensors.
+            model: The module, made in the strategy's scope. Default: the only one.
+
+        Returns:
+            The mean loss of this replica's rows, detached; or the pair of it and the nest, with the rows of all
+            microbatches in each tensor, and the mean over microbatches of tensors without dimensions. The same on the
+            replicas of all stages: update metrics with it, not in `loss_fn`.
+
+        Raises:
+            FailedPreconditionError: The strategy has no stages, or there are several modules and no `model`.
+            InvalidArgumentError: Shapes of `batch`, or the result of `loss_fn`, are not as above; or the module cannot
+                be divided so: see `rd.PipelineStrategy`.
+
+        Source: torch.distributed.pipelining.
+
+        Example::
+
+            def step(batch):
+                optimizer.zero_grad()
+                loss = rd.get_replica_context().pipeline_step(batch, F.cross_entropy)
+                rd.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                return loss
+        """
+        if self._peers.pipelines is None:
+            raise FailedPreconditionError(
+                "pipeline_step runs the stages of PipelineStrategy, but this step runs under another strategy. Call "
+                "the module, and backward()."
+            )
+        return self._peers.pipelines.step(batch, loss_fn, model)
 
     @property
     def num_rows(self) -> int | None:
@@ -278,6 +322,7 @@ class Peers(ABC):
         implementation: The requested implementation of collectives, see `CommunicationOptions`.
         loop: The object that draws batches in this run; None if the step gets its batches as arguments.
         device_mesh: The `DeviceMesh` of sharded modules; None without them.
+        pipelines: The modules of which this replica computes a stage; None if the strategy has no stages.
     """
 
     rank: int
@@ -287,6 +332,7 @@ class Peers(ABC):
     implementation: str = "auto"
     loop: Any = None
     device_mesh: Any = None
+    pipelines: Any = None
 
     @abstractmethod
     def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:

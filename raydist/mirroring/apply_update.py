@@ -24,6 +24,7 @@ from raydist.mirroring.object_kinds import capture_object, content_digest, patch
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, changed, seal
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
 from raydist.utils.sharded_tensors import SHARDED, is_sharded, shard_like, shard_state
+from raydist.utils.stage_tensors import Placeholder
 
 
 @final
@@ -277,7 +278,8 @@ class UpdateApplier:
         self.num_gradients_set += len(gradients)
         for handle, gradient in gradients.items():
             parameter = self._table.object_of(handle)
-            parameter.grad = None if gradient is None else shard_like(gradient.clone().to(parameter.device), parameter)
+            mine = None if gradient is None else shard_like(gradient.clone().to(parameter.device), parameter)
+            parameter.grad = None if isinstance(mine, Placeholder) else mine  # optimizers leave these parameters out
 
 
 def _require_no_hooks(obj: Any, changes: Mapping[AttributePath, Any]) -> None:

@@ -35,6 +35,7 @@ from raydist.parameter_servers.local_rows import LocalRows, access_to, spec_of
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
 from raydist.utils.sharded_tensors import is_sharded, whole
+from raydist.utils.stage_tensors import states_of_all
 
 _CPU = torch.device("cpu")
 _NO_ARGUMENTS = dumps(((), {}), lambda _: None)
@@ -353,11 +354,17 @@ class MirrorReplica(MirrorCalls):
 
     def collect_gradients(self) -> dict[int, TensorImage]:
         parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
-        found = {handle: TensorImage.of(each) for handle, obj in parameters if (each := _gradient_of(obj)) is not None}
+        handles = {obj: handle for handle, obj in parameters}
+        held = states_of_all(
+            handles, {obj: {"grad": each} for obj in handles if (each := _gradient_of(obj)) is not None}
+        )
+        found = {handles[obj]: TensorImage.of(each["grad"]) for obj, each in held.items()}
         return {} if self.rank and any(is_sharded(obj) for _, obj in parameters) else found
 
     def collect_optimizer_state(self, handle: int) -> bytes:
-        state = dict(attributes(self._table.object_of(handle))["state"])
+        optimizer = attributes(self._table.object_of(handle))
+        parameters = [parameter for group in optimizer["param_groups"] for parameter in group["params"]]
+        state = states_of_all(parameters, optimizer["state"])
         if not any(map(is_sharded, state)):
             return dumps(state, self._identify)
         found = {parameter: {key: whole(value) for key, value in held.items()} for parameter, held in state.items()}

@@ -23,7 +23,7 @@ from raydist.checkpoints.shards import ShardTerms, ShardWriter
 from raydist.context.current import StepCounter, enter_replica
 from raydist.context.replica_context import ReplicaContext, peers_here
 from raydist.context.strategy import Strategy
-from raydist.core.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.fork_guard import call_here
 from raydist.core.nest import flatten
 from raydist.mirroring.replica import MirrorReplica
@@ -35,6 +35,7 @@ from raydist.sharding import clipping
 from raydist.summary.record import Record
 from raydist.summary.recording import StepRecorder
 from raydist.utils.sharded_tensors import is_sharded
+from raydist.utils.stage_tensors import holder_of
 
 
 def _refused(what: str) -> Callable[..., NoReturn]:
@@ -115,12 +116,15 @@ def _for_both_kinds(torchs: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(torchs)
     def clip(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
-        kinds = (
-            {is_sharded(each.grad) for each in parameters if each.grad is not None}
-            if isinstance(parameters, list)
-            else ()
-        )
-        if len(kinds) < 2 or args or kwargs.get("error_if_nonfinite"):
+        listed = parameters if isinstance(parameters, list) else []
+        kinds = {is_sharded(each.grad) for each in listed if each.grad is not None}
+        in_stages = any(holder_of(each) is not None for each in listed)
+        if in_stages and (args or kwargs.get("error_if_nonfinite")):
+            raise InvalidArgumentError(
+                "clip_grad_norm_ of a pipeline's stages takes parameters, max_norm and norm_type only, as "
+                "rd.clip_grad_norm_ does."
+            )
+        if (len(kinds) < 2 and not in_stages) or args or kwargs.get("error_if_nonfinite"):
             return torchs(parameters, max_norm, norm_type, *args, **kwargs)
         return clipping.clip_grad_norm_(parameters, max_norm, norm_type)
 

@@ -180,7 +180,9 @@ class ReplicaRunner:
         self._sharded = None
         if setup.sharding is not None:
             limit_s = setup.collective_timeout_s
-            self._sharded = ShardedModules(setup.sharding, setup.rank, setup.world_size, self._device, limit_s)
+            self._sharded = ShardedModules(
+                setup.sharding, setup.rank, setup.world_size, self._device, limit_s, lambda: self._mirror.objects()
+            )
         self._policy = NonfinitePolicy(
             lambda parameters: names_of(parameters, self._mirror.objects()),
             first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
@@ -267,7 +269,7 @@ class ReplicaRunner:
         if self._tables is not None:
             self._tables.join(self._member.values, calls)
         if self._sharded is not None:
-            self._peers.device_mesh = self._sharded.mesh
+            self._peers.device_mesh, self._peers.pipelines = self._sharded.mesh, self._sharded.pipelines
         self._peers.recovers = self._setup.failures is not None
         self._calls.join(self._view, self._peers)
         self._failure = None

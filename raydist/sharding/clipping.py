@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from raydist.core.errors import InvalidArgumentError
 from raydist.utils.sharded_tensors import is_sharded, whole
+from raydist.utils.stage_tensors import holder_of
 
 
 def clip_grad_norm_(
@@ -20,7 +21,7 @@ def clip_grad_norm_(
 
     As `torch.nn.utils.clip_grad_norm_`, which refuses parameters that are divided along different axes of a mesh, as
     by tensor parallelism with `rd.MeshStrategy`; outside a step of a strategy it also refuses whole ones beside divided
-    ones. If some are divided, all replicas must call it together.
+    ones. If some are divided, or belong to stages of a pipeline, all replicas must call it together.
 
     Args:
         parameters: Parameters; those without a gradient are left out.
@@ -42,12 +43,15 @@ def clip_grad_norm_(
     """
     if not norm_type > 0:
         raise InvalidArgumentError(f"norm_type must be > 0, got {norm_type!r}.")
-    given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     groups: dict[Any, list[torch.Tensor]] = {}
     for parameter in given:
         if parameter.grad is not None:
             groups.setdefault(_mesh_of(parameter.grad), []).append(parameter)
     norms = [_norm_of([each.grad for each in group if each.grad is not None], norm_type) for group in groups.values()]
+    staged = next((each for each in given if holder_of(each) is not None), None)
+    if staged is not None:
+        norms = _norms_of_stages(norms, staged)
     if not norms:
         return torch.tensor(0.0)
     stacked = torch.stack([norm.to(norms[0].device) for norm in norms])
@@ -55,6 +59,19 @@ def clip_grad_norm_(
     for group in groups.values():
         clip_grads_with_norm_(group, max_norm, total)
     return total
+
+
+def _norms_of_stages(norms: list[torch.Tensor], parameter: torch.Tensor) -> list[torch.Tensor]:
+    """Return the norms of all stages that the parameter's stage belongs to. A collective of these."""
+    holder = holder_of(parameter)
+    if holder is None:
+        return norms
+    mine = torch.zeros(1, dtype=torch.float64, device=parameter.device)
+    for norm in norms:
+        mine = norm.to(mine).reshape(1)
+    each = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(holder.group))]
+    torch.distributed.all_gather(each, mine, group=holder.group)
+    return [norm.to(parameter.dtype)[0] for norm in each]
 
 
 def _mesh_of(gradient: torch.Tensor) -> Any:

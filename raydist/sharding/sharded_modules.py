@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, final
 
@@ -25,12 +25,14 @@ from raydist.collectives.translation import translate_torch_error
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.local_rows import is_table
 from raydist.sharding.initial_values import change_modules, is_on_meta, materialize_module
+from raydist.sharding.pipelines import Pipelines
 from raydist.sharding.units import DATA_AXES, ShardingPlan, find_roots, find_units, require_apart, require_no_ties
 from raydist.utils.sharded_tensors import SHARDED, is_sharded, shard_like, shard_state
 
 # torch 2.13 has a new name for the same function, and warns of the old one
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_WHOLE_TENSORS = (torch.optim.LBFGS, torch.optim.Rprop, torch.optim.Adafactor)  # they fail, or look at single values
+_WHOLE_MODELS = (torch.optim.LBFGS,)
+_WHOLE_TENSORS = (*_WHOLE_MODELS, torch.optim.Rprop, torch.optim.Adafactor)  # they fail, or look at single values
 
 
 @final
@@ -85,14 +87,27 @@ class ShardedModules:
     """The modules that one replica holds parts of. Used by the replica's thread.
 
     Joining a generation makes torch's default process group, on which a `DeviceMesh` is built.
+
+    Attributes:
+        pipelines: The modules of which this replica has one stage; None if the plan has no stages.
     """
 
-    def __init__(self, plan: ShardingPlan, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self,
+        plan: ShardingPlan,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        timeout_s: float,
+        objects: Callable[[], Iterable[Any]] = tuple,
+    ) -> None:
         self._plan, self._rank, self._world_size = plan, rank, world_size
         self._device, self._timeout_s = device, timeout_s
         self._scatter = WeightedReduceScatter()
         self._mesh: Any = None
         self._membership: Membership | None = None
+        self._objects = objects
+        self.pipelines: Pipelines | None = None
         if device.type == "cpu":
             return_freed_memory()
 
@@ -118,6 +133,8 @@ class ShardedModules:
         self._membership = membership
         names, shape = zip(*self._plan.axes, strict=True)
         self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
+        if self._plan.pipeline is not None:
+            self.pipelines = Pipelines(self._plan.pipeline, self._mesh, self._device, self._objects)
 
     @property
     def mesh(self) -> Any:
@@ -127,6 +144,8 @@ class ShardedModules:
     def weigh(self, weight: float) -> None:
         """Set the weight of this replica's gradients in the backward passes that follow."""
         self._scatter.weight = weight
+        if self.pipelines is not None:
+            self.pipelines.weight = weight
 
     def shard(self, items: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
         """Shard new objects; return them, with sharded parameters in the place of whole ones.
@@ -137,11 +156,14 @@ class ShardedModules:
         """
         for _, obj in items:
             if isinstance(obj, torch.optim.Optimizer):
-                _require_elementwise(obj)
+                _require_elementwise(obj, _WHOLE_TENSORS if self.pipelines is None else _WHOLE_MODELS)
             elif hasattr(obj, "distributed_available_fn"):
                 obj.distributed_available_fn = _never  # torchmetrics would add up the states of all replicas
         require_apart(find_roots([obj for _, obj in items if isinstance(obj, nn.Module)]))
-        found, moved = change_modules(items, self._shard_module)
+        pipelines = self.pipelines
+        found, moved = change_modules(
+            items, self._shard_module if pipelines is None else lambda module: self._cut(module, pipelines)
+        )
         for _, obj in found:
             if isinstance(obj, torch.optim.Optimizer):
                 _move_states(obj, moved)
@@ -173,6 +195,16 @@ class ShardedModules:
             if is_sharded(parameter):
                 own: Any = parameter
                 own.full_tensor = functools.partial(self._scatter.gather, weakref.ref(parameter))
+
+    def _cut(self, module: nn.Module, pipelines: Pipelines) -> None:
+        """Divide a module into stages in place, and give it values if it has none."""
+        if not _is_sharded_already(module):
+            _make_fit(module)
+            if is_on_meta(module):
+                materialize_module(module, self._device)
+            for part in module.modules():
+                vars(part)[SHARDED] = True
+            pipelines.divide(module)
 
     def _fully_shard(self, module: nn.Module) -> None:
         """Shard a module and its units."""
@@ -261,13 +293,14 @@ def _move_states(optimizer: torch.optim.Optimizer, moved: Mapping[int, nn.Parame
         optimizer.state[to] = shard_state(state, to)
 
 
-def _require_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    if isinstance(optimizer, _WHOLE_TENSORS):
+def _require_elementwise(optimizer: torch.optim.Optimizer, others: tuple[type, ...]) -> None:
+    if isinstance(optimizer, others):
         raise InvalidArgumentError(
             f"The optimizer of sharded parameters must update each value by itself, as SGD, Adam or AdamW do, but "
             f"{type(optimizer).__name__} needs whole tensors. Use another optimizer, or MirroredStrategy."
         )
-    if any(group.get("fused") for group in optimizer.param_groups) and not isinstance(optimizer, torch.optim.Adam):
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    if is_fused and others is _WHOLE_TENSORS and not isinstance(optimizer, torch.optim.Adam):
         raise InvalidArgumentError(
             f"{type(optimizer).__name__}(fused=True) cannot update sharded parameters. Leave fused out."
         )

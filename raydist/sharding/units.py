@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from raydist.core.errors import InvalidArgumentError
+from raydist.sharding.stages import PipelinePlan
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they are not called
 
@@ -35,6 +36,7 @@ class ShardingPlan:
         param_dtype: Type in which parameters are gathered, and units compute; None for their own.
         cpu_offload: Keep parameters, gradients and optimizer states in host memory.
         parallelize: Divides a module in place, given the module and the `DeviceMesh`. None: `fully_shard`.
+        pipeline: The stages, if modules are divided into stages.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -42,6 +44,7 @@ class ShardingPlan:
     param_dtype: torch.dtype | None = None
     cpu_offload: bool = False
     parallelize: Callable[[nn.Module, Any], object] | None = None
+    pipeline: PipelinePlan | None = None
 
     @property
     def same_rows(self) -> int:

@@ -114,10 +114,11 @@ class ShardedStrategy(WorkersStrategy):
                 "divide parameters among all of them."
             )
         axes = (("replicate", count // size), ("shard", size)) if size < count else (("shard", size),)
-        return super()._with_rules(_with_sharding(plan, replace(self._sharding, axes=axes)), rules)
+        return super()._with_rules(with_sharding(plan, replace(self._sharding, axes=axes)), rules)
 
 
-def _with_sharding(plan: LaunchPlan, sharding: ShardingPlan) -> LaunchPlan:
+def with_sharding(plan: LaunchPlan, sharding: ShardingPlan) -> LaunchPlan:
+    """Return the plan for replicas that divide modules."""
     setups = (replace(each, sharding=sharding, same_rows=sharding.same_rows) for each in plan.setups)
     return replace(plan, setups=tuple(setups))
 
@@ -218,7 +219,7 @@ class MeshStrategy(WorkersStrategy):
                 f"The workers must have as many replicas as the mesh, {self._size} ({shape}), got {len(plan.setups)}. "
                 "Change mesh, devices or num_workers."
             )
-        return super()._with_rules(_with_sharding(plan, self._sharding), rules)
+        return super()._with_rules(with_sharding(plan, self._sharding), rules)
 
 
 def _require_axes(mesh: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -11,34 +11,45 @@ from typing import Any
 
 import torch
 
+from raydist.utils.stage_tensors import Placeholder, holder_of
+
 SHARDED = "_raydist_sharded"
 """Attribute of all modules whose parameters are divided among replicas."""
 
+STAGES = "_raydist_stages"
+"""Attribute of all modules of which a replica computes one stage; of the outermost one, its `PipelinedModule`."""
+
 
 def is_sharded(tensor: Any) -> bool:
-    """Return True for a tensor of which each replica holds a part.
+    """Return True for a tensor of which each replica holds a part, or which one stage of a pipeline holds.
 
     >>> is_sharded(torch.ones(1))
     False
     """
+    if holder_of(tensor) is not None:
+        return True
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def own_of_sharding(attributes: Collection[str]) -> frozenset[str]:
-    """Return the names of the attributes, among those of a module, that `fully_shard` keeps for itself.
+    """Return the names of the attributes, among those of a module, that are there since it was divided.
 
     >>> own_of_sharding(vars(torch.nn.Linear(1, 1)))
     frozenset()
     """
     if SHARDED not in attributes:
         return frozenset()
+    if STAGES in attributes:
+        return frozenset({SHARDED, STAGES, "forward"})
     hooks = {name for name in attributes if "state_dict" in name and name.endswith("_hooks")}
     return frozenset({SHARDED, *hooks, *(name for name in attributes if name.startswith("__composable"))})
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return all values of a tensor. A collective of all its replicas if it is sharded; else the tensor itself."""
+    if (holder := holder_of(tensor)) is not None:
+        return holder.whole(tensor)
     if not is_sharded(tensor):
         return tensor
     sharded: Any = tensor.detach()
@@ -51,6 +62,8 @@ def share_of(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
     All replicas must give equal values.
     """
+    if holder_of(like) is not None:
+        return Placeholder.like(like) if isinstance(like, Placeholder) else values.detach().to(like)
     from torch.distributed.tensor import distribute_tensor  # it was imported when `like` was made
 
     sharded: Any = like

@@ -45,7 +45,7 @@ MAKERS: dict[type[rd.Strategy], Makers] = {
 # Workers that share a node are replicas as those of MirroredStrategy; test_multi_worker.py has two nodes.
 LONG = {rd.MultiWorkerMirroredStrategy}
 # Below; in test_sharded.py, where not all of it holds; and in test_tpu.py, which has the hosts of a slice.
-ELSEWHERE = {rd.MeshStrategy, rd.OneDeviceStrategy, rd.ShardedStrategy, rd.TPUStrategy}
+ELSEWHERE = {rd.MeshStrategy, rd.OneDeviceStrategy, rd.PipelineStrategy, rd.ShardedStrategy, rd.TPUStrategy}
 
 
 @pytest.mark.parametrize(

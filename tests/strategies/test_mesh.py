@@ -151,9 +151,7 @@ def test_checkpoints_and_the_mesh_in_a_step(tensor: rd.MeshStrategy, tmp_path: P
         model.get_parameter("layers.1.down.weight").zero_()
     rd.Checkpoint(model=model).restore(tmp_path / "saved")
     assert all(torch.equal(each, expected[name]) for name, each in model.state_dict().items())
-    with pytest.raises(
-        rd.FailedPreconditionError, match="There is a device mesh under ShardedStrategy and MeshStrategy"
-    ):
+    with pytest.raises(rd.FailedPreconditionError, match="There is a device mesh under ShardedStrategy, MeshStrategy"):
         rd.OneDeviceStrategy("cpu").run(lambda: rd.get_replica_context().device_mesh)
 
 
