@@ -1,0 +1,233 @@
+"""Data sets of other packages: scikit-learn's tables, Hugging Face `datasets`, and torchvision."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from raydist.dataset import Dataset
+from raydist.datasets.builder import DatasetBuilder, Examples
+from raydist.pipelines.sources.hub_datasets import saved_splits
+
+
+def _package(module: str, to_install: str, data_set: str) -> ModuleType:
+    """Import a package of an extra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise FailedPreconditionError(
+            f"The data set {data_set!r} needs the package {module.partition('.')[0]}, which cannot be imported "
+            f"({error}). Run: pip install {to_install}"
+        ) from error
+
+
+class SklearnBuilder(DatasetBuilder):
+    """A table that comes with scikit-learn, in memory."""
+
+    is_prepared = False
+    homepage = "https://scikit-learn.org/stable/datasets/toy_dataset.html"
+    features_key: ClassVar[str] = "features"
+    label_key: ClassVar[str] = "label"
+
+    def splits(self) -> Mapping[str, Callable[[], Examples]]:
+        module = _package("sklearn.datasets", "scikit-learn", self.name)
+        found = getattr(module, f"load_{self.name}")()
+        if self.label_key == "label":
+            self.class_names = MappingProxyType({"label": tuple(map(str, found["target_names"]))})
+        features = found["images"] if self.features_key == "image" else found["data"]
+        target = np.asarray(found["target"])
+        label = target.astype(np.int64) if self.label_key == "label" else target
+        arrays = {self.features_key: np.ascontiguousarray(features), self.label_key: label}
+        return {"train": lambda: Dataset.from_tensor_slices(arrays)}
+
+
+@final
+class Digits(SklearnBuilder):
+    """Handwritten digits."""
+
+    name = "digits"
+    description = "1,797 images of handwritten digits, 8 x 8 pixels of 0 to 16."
+    features_key = "image"
+    supervised_keys = ("image", "label")
+
+
+@final
+class Iris(SklearnBuilder):
+    """Flowers of iris."""
+
+    name = "iris"
+    description = "150 flowers of three kinds of iris: length and width of sepals and petals."
+    supervised_keys = ("features", "label")
+
+
+@final
+class Wine(SklearnBuilder):
+    """Wines."""
+
+    name = "wine"
+    description = "178 wines of three growers: 13 chemical measurements."
+    supervised_keys = ("features", "label")
+
+
+@final
+class BreastCancer(SklearnBuilder):
+    """Tumours."""
+
+    name = "breast_cancer"
+    description = "569 tumours, malignant or benign: 30 measurements of an image."
+    supervised_keys = ("features", "label")
+
+
+@final
+class Diabetes(SklearnBuilder):
+    """Patients with diabetes."""
+
+    name = "diabetes"
+    description = "442 patients: 10 scaled measurements, and the progress of the disease after a year."
+    label_key = "target"
+    supervised_keys = ("features", "target")
+
+
+@final
+class HuggingFace(DatasetBuilder):
+    """A directory that Hugging Face's `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, or a name on the hub.
+
+    A directory needs no package. A name is looked for in the local cache of `datasets`.
+
+    Args:
+        data_dir: Not used.
+        config: The directory, or the name.
+        subset: The configuration of a data set on the hub that has several.
+        download: True fetches a data set that is not in the cache from the hub.
+        keys: Names of the columns of features and label, for `as_supervised`.
+    """
+
+    name = "huggingface"
+    description = "A data set of Hugging Face."
+    homepage = "https://huggingface.co/datasets"
+    is_prepared = False
+
+    def __init__(
+        self,
+        data_dir: Any = None,
+        config: str | None = None,
+        subset: str | None = None,
+        download: bool = False,
+        keys: tuple[str | Sequence[str] | None, str] | None = None,
+    ) -> None:
+        super().__init__(data_dir, config)
+        if config is None:
+            raise InvalidArgumentError('"huggingface" needs a directory or a name: write "huggingface:<directory>".')
+        self._source = config
+        self._subset = subset
+        self._download = download
+        if keys is not None:
+            features, label = keys
+            self.supervised_keys = (
+                features if features is None or isinstance(features, str) else tuple(features),
+                label,
+            )
+
+    def splits(self) -> Mapping[str, Callable[[], Examples]]:
+        if os.path.isdir(self._source):
+            paths = saved_splits(self._source)
+            return {split: partial(Dataset.from_huggingface, path) for split, path in paths.items()}
+        found = self._of_hub()
+        return {str(split): partial(Dataset.from_huggingface, each) for split, each in found.items()}
+
+    def _of_hub(self) -> Mapping[str, Any]:
+        datasets = _package("datasets", "'raydist[hub]'", self.name)
+        settings = datasets.DownloadConfig(local_files_only=not self._download)
+        try:
+            found = datasets.load_dataset(self._source, self._subset, download_config=settings)
+        except (OSError, ConnectionError, datasets.exceptions.DatasetNotFoundError) as error:
+            raise NotFoundError(
+                f"A data set of Hugging Face must be a directory of save_to_disk, or in the cache of datasets, got "
+                f"{self._source!r} ({error!s:.200}). Give the directory, or download=True to fetch it from "
+                f"{self.homepage}/{self._source}."
+            ) from error
+        return {str(split): each for split, each in found.items()}
+
+
+@final
+class Torchvision(DatasetBuilder):
+    """A data set of `torchvision.datasets`, in the folder `data_dir`. Images become arrays.
+
+    Args:
+        data_dir: Its `root`.
+        config: Name of the class.
+        download: True lets torchvision fetch what is missing.
+        split_names: The splits, if its argument is `split`, and others than "train" and "test".
+        options: Further arguments of the class.
+    """
+
+    name = "torchvision"
+    description = "A data set of torchvision."
+    homepage = "https://docs.pytorch.org/vision/stable/datasets.html"
+    supervised_keys = ("image", "label")
+    is_prepared = False
+
+    def __init__(
+        self,
+        data_dir: Any = None,
+        config: str | None = None,
+        download: bool = False,
+        split_names: Sequence[str] = ("train", "test"),
+        **options: Any,
+    ) -> None:
+        super().__init__(data_dir, config)
+        self._download = download
+        self._split_given = tuple(split_names)
+        self._options = options
+
+    def splits(self) -> Mapping[str, Callable[[], Examples]]:
+        module = _package("torchvision.datasets", "torchvision", self.name)
+        kind = getattr(module, self.config or "", None)
+        if not inspect.isclass(kind):
+            raise InvalidArgumentError(
+                f'"torchvision" needs the name of a class of torchvision.datasets, got {self.config!r}. Write '
+                '"torchvision:CIFAR10", say.'
+            )
+        parameters = inspect.signature(kind).parameters
+        if "train" in parameters:
+            chosen: dict[str, dict[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
+        elif "split" in parameters and "split" not in self._options:
+            chosen = {name: {"split": name} for name in self._split_given}
+        else:
+            chosen = {"train": {}}
+        asked = {"download": True} if self._download and "download" in parameters else {}
+        return {split: partial(self._open_split, kind, {**given, **asked}) for split, given in chosen.items()}
+
+    def _open_split(self, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> Dataset:
+        try:
+            found = kind(self.data_dir, **arguments, **self._options)
+        except (RuntimeError, OSError) as error:
+            raise NotFoundError(
+                f"The files of torchvision's {self.config} must be in {self.data_dir!r}, and torchvision says: "
+                f"{error!s:.300}. Give their folder as data_dir, or download=True."
+            ) from error
+        return Dataset.from_torch(_TorchvisionSamples(found), num_parallel_calls=None)
+
+
+@final
+@dataclass(frozen=True)
+class _TorchvisionSamples:
+    """The samples of a dataset of torchvision, as dicts of arrays."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        image, label = self.dataset[index]
+        return {"image": np.asarray(image), "label": label}
