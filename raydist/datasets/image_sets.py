@@ -9,6 +9,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, final
 
+import numpy as np
+
 from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundError
 from raydist.dataset import Dataset
 from raydist.datasets.array_files import cifar_op, idx_op
@@ -16,6 +18,7 @@ from raydist.datasets.builder import DatasetBuilder, Examples
 from raydist.datasets.file_builder import FileBuilder, SourceFile
 from raydist.datasets.rows import Rows, joined_rows
 from raydist.image.decode import decode_image
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.formats.files import data_loss, read_file
 
 _DIGITS = tuple("0123456789")
@@ -216,7 +219,8 @@ class ImageFolder(DatasetBuilder):
             for label, name in enumerate(self.class_names["label"])
             for file in _images_in(os.path.join(folder, name))
         ]
-        return Dataset.from_torch(ImageFiles(tuple(files), self._channels), num_parallel_calls=None)
+        spec = {"image": TensorSpec((None, None, self._channels or None), np.uint8), "label": TensorSpec((), np.int64)}
+        return Dataset.from_torch(ImageFiles(tuple(files), self._channels), spec, num_parallel_calls=None)
 
 
 @final

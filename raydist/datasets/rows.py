@@ -90,7 +90,11 @@ def _samples_op(ops: Sequence[MapOp], parts: Sequence[Rows], supervised: Supervi
     read = read_sample(samples)
     if read is None:
         raise AssertionError("raydist bug: these samples must be readable by index.")
-    return replace(ops[0], input=RangeOp(0, len(samples)), fn=read, output=None)
+    output = None
+    if all(op.output is not None for op in ops):
+        spec = common_spec(ops)
+        output = DeclaredOutput.parse(spec if supervised is None else supervised(spec))
+    return replace(ops[0], input=RangeOp(0, len(samples)), fn=read, output=output)
 
 
 def _piece(op: DatasetOp, start: int, stop: int) -> DatasetOp:
@@ -143,9 +147,7 @@ class SliceOp(IndexedSourceOp):
     @cached_property
     def _access(self) -> RandomAccess:
         found = ((op.random_access(), start, stop) for op, start, stop in self.parts)
-        parts = tuple((access, start, stop) for access, start, stop in found if access is not None and stop > start)
-        if not parts:  # an empty slice: no row is ever asked for
-            parts = tuple((access, start, start) for op, start, _ in self.parts if (access := op.random_access()))
+        parts = tuple((access, start, stop) for access, start, stop in found if access is not None)
         return _SliceAccess(parts, self.supervised)
 
 
