@@ -53,6 +53,10 @@ class FileBuilder(DatasetBuilder):
     def examples(self, split: str, paths: Sequence[str]) -> Examples:
         """Return the examples of a split, which has these files."""
 
+    def files_beside(self, path: str) -> list[str]:
+        """Return other files that are read with the file `path`."""
+        return []
+
     def as_dataset(self, split: Any = None, as_supervised: bool = False) -> Any:
         for name in self.source_files():
             if isinstance(split, str) and name not in self._found() and re.search(rf"\b{name}\b", split):
@@ -69,7 +73,9 @@ class FileBuilder(DatasetBuilder):
     def cache_key(self) -> str:
         """Return a fingerprint of the names, sizes and times of the files."""
         found = self._found()
-        states = [(split, path, os.stat(path)) for split in found for path in self._require(split)]
+        paths = [(split, path) for split in found for path in self._require(split)]
+        paths += [(split, beside) for split, path in paths for beside in self.files_beside(path)]
+        states = [(split, path, os.stat(path)) for split, path in paths]
         return fingerprint([(split, path, state.st_size, state.st_mtime_ns) for split, path, state in states])[:12]
 
     def _found(self) -> list[str]:

@@ -158,8 +158,7 @@ _MOVIELENS_COLUMNS = _columns(
 )
 _MOVIELENS_NAMES = {"userId": "user_id", "movieId": "movie_id"}
 _RATINGS = ("user_id", "movie_id", "rating", "timestamp")
-_MOVIES = ("movie_id", "title", "genres")
-_USERS = ("user_id", "gender", "age", "occupation", "zip")
+_TABLES = {"movies": ("movie_id", "title", "genres"), "users": ("user_id", "gender", "age", "occupation", "zip")}
 
 
 @final
@@ -191,12 +190,17 @@ class MovieLens(FileBuilder):
     def examples(self, split: str, paths: Sequence[str]) -> Examples:
         return (row for path in paths for row in self._joined(path))
 
+    def files_beside(self, path: str) -> list[str]:
+        folder, suffix = os.path.dirname(path), os.path.splitext(path)[1]
+        tables = (os.path.join(folder, stem + suffix) for stem in _TABLES if stem != _stem(path))
+        return [table for table in tables if os.path.isfile(table)]
+
     def _joined(self, path: str) -> Iterator[dict[str, Any]]:
         if self.config == "movies":
-            yield from _movielens_rows(path, _MOVIES)
+            yield from _movielens_rows(path, _TABLES["movies"])
             return
-        movies = _beside(path, "movies", _MOVIES)
-        users = _beside(path, "users", _USERS)
+        tables = {_stem(beside): beside for beside in self.files_beside(path)}
+        movies, users = (_by_first(tables.get(stem), names) for stem, names in _TABLES.items())
         for row in _movielens_rows(path, _RATINGS):
             try:
                 yield {**row, **(movies[row["movie_id"]] if movies else {}), **(users[row["user_id"]] if users else {})}
@@ -204,12 +208,13 @@ class MovieLens(FileBuilder):
                 raise data_loss(path, 0, f"Every movie and user must be known, but {row!r} has {error}") from error
 
 
-def _beside(path: str, stem: str, names: Sequence[str]) -> Mapping[int, Mapping[str, Any]]:
-    """Return the rows of the table `stem` in the folder of `path` by their first field; empty if there is no table."""
-    found = os.path.join(os.path.dirname(path), stem + os.path.splitext(path)[1])
-    if not os.path.isfile(found):
-        return {}
-    return {row[names[0]]: row for row in _movielens_rows(found, names)}
+def _stem(path: str) -> str:
+    return os.path.splitext(os.path.basename(path))[0]
+
+
+def _by_first(path: str | None, names: Sequence[str]) -> Mapping[int, Mapping[str, Any]]:
+    """Return the rows of a table by their first field; nothing if there is no table."""
+    return {} if path is None else {row[names[0]]: row for row in _movielens_rows(path, names)}
 
 
 def _movielens_rows(path: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:

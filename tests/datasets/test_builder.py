@@ -1,4 +1,4 @@
-"""Data sets of users: written once, whole or not at all, and read from there; slices leave out what they do not name."""
+"""Data sets of users: written once, whole or not at all, and read from there. Slices leave out the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Points(rd.DatasetBuilder):
     name = "test_points"
     description = "Points."
     supervised_keys = (("x", "name"), "label")
-    class_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"label": ("even", "odd")}
+    class_names = {"label": ("even", "odd")}
     made: ClassVar[list[str]] = []
 
     def splits(self) -> Mapping[str, Callable[[], Any]]:
@@ -68,7 +68,7 @@ def test_examples_are_written_once_and_read_as_they_were(points: Points, tmp_pat
     read_for_specs = Points.made.count("train")
     assert read_for_specs == 2  # for the spec, and to write
     assert len(list(tmp_path.rglob("*.parquet"))) == 2
-    assert [path for path in tmp_path.rglob(".*")] == []
+    assert list(tmp_path.rglob(".*")) == []
 
 
 def test_slices_of_what_is_written_are_python_slices(points: Points) -> None:
@@ -216,13 +216,13 @@ def test_two_processes_that_write_at_the_same_time_and_one_that_dies(tmp_path: P
     assert [process.returncode for process in others] == [0, 0]
     assert found[0] == found[1], "both must read what one of them has written"
     assert found[0] in [[str(process.pid)] for process in others]
-    left = [path for path in folder.rglob(".*.tmp")]
+    left = list(folder.rglob(".*.tmp"))
     assert len(left) == 1, "that of the process that was killed"
     (prepared,) = (path.parent for path in folder.rglob("dataset_info.json"))
     prepared.rename(tmp_path / "elsewhere")
     third = start(script, folder)
     third.communicate("\n", timeout=60)
-    assert (third.returncode, [path for path in folder.rglob(".*.tmp")]) == (0, [])
+    assert (third.returncode, list(folder.rglob(".*.tmp"))) == (0, [])
 
 
 def test_damage_is_named(points: Points, tmp_path: Path) -> None:

@@ -71,12 +71,9 @@ def test_percents_of_every_size_are_those_of_tensorflow_datasets() -> None:
     """Its boundary is int(round(percents * size / 100.)); floats decide halves, and must do so as fractions do."""
     for size in [*range(300), 1797, 50_000, 60_000, 1_281_167, 45_840_617, 10**12 + 7]:
         for percents in range(101):
-            ((_, start, stop),) = [
-                (each.split, each.start, each.stop)
-                for each in parse_split(f"train[{percents}%:]", ["train"], lambda _, size=size: size)
-            ]
-            assert (start, stop) == (int(round(percents * size / 100.0)), size), (size, percents)  # noqa: RUF046
-            assert start == closest(percents, size)
+            (found,) = parse_split(f"train[{percents}%:]", ["train"], {"train": size}.__getitem__)
+            assert (found.start, found.stop) == (int(round(percents * size / 100.0)), size), (size, percents)
+            assert found.start == closest(percents, size)
 
 
 def test_pct1_dropremainder_makes_equal_percents() -> None:
