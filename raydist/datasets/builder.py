@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -39,7 +40,7 @@ class DatasetInfo:
     Attributes:
         name: Name of the data set.
         version: Version of the data set.
-        description: One or more sentences.
+        description: The first paragraph of the docstring of its class.
         homepage: Address of its source; may be empty.
         features: Nest of `rd.TensorSpec` of one example.
         supervised_keys: Keys of the features (one, or several for a dict of them; None for all others) and of the label
@@ -91,7 +92,6 @@ class DatasetBuilder(ABC):
     Attributes:
         name: Name of the data set.
         version: Version of what is written: with another version, it is written anew.
-        description: One or more sentences for `info`.
         homepage: Address of the source for `info`.
         supervised_keys: See :class:`DatasetInfo`.
         class_names: Names of the classes, by key of the label.
@@ -116,7 +116,6 @@ class DatasetBuilder(ABC):
 
     name: ClassVar[str]
     version: ClassVar[str] = "1.0.0"
-    description: ClassVar[str] = ""
     homepage: ClassVar[str] = ""
     supervised_keys: SupervisedKeys | None = None
     class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -148,7 +147,7 @@ class DatasetBuilder(ABC):
         return DatasetInfo(
             self.name if self.config is None else f"{self.name}/{self.config}",
             self.version,
-            self.description,
+            (inspect.getdoc(type(self)) or "").partition("\n\n")[0],
             self.homepage,
             self._open(names[0]).element_spec if names else {},
             self.supervised_keys,

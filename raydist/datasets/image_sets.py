@@ -60,10 +60,9 @@ def _idx_file(stem: str, checksum: str) -> SourceFile:
 
 @final
 class Mnist(IdxBuilder):
-    """Handwritten digits."""
+    """60,000 images of handwritten digits for training and 10,000 for tests, 28 x 28 grey pixels."""
 
     name = "mnist"
-    description = "60,000 images of handwritten digits for training and 10,000 for tests, 28 x 28 grey pixels."
     homepage = "http://yann.lecun.com/exdb/mnist/"
     source = "https://ossci-datasets.s3.amazonaws.com/mnist/"
     folders = ("MNIST/raw",)
@@ -78,10 +77,9 @@ class Mnist(IdxBuilder):
 
 @final
 class FashionMnist(IdxBuilder):
-    """Articles of clothing."""
+    """60,000 images of clothing for training and 10,000 for tests, 28 x 28 grey pixels, in 10 classes."""
 
     name = "fashion_mnist"
-    description = "60,000 images of clothing for training and 10,000 for tests, 28 x 28 grey pixels, in 10 classes."
     homepage = "https://github.com/zalandoresearch/fashion-mnist"
     source = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
     folders = ("FashionMNIST/raw",)
@@ -103,10 +101,9 @@ class FashionMnist(IdxBuilder):
 
 @final
 class KMnist(IdxBuilder):
-    """Handwritten Japanese characters."""
+    """60,000 images of Japanese characters for training and 10,000 for tests, 28 x 28 grey pixels."""
 
     name = "kmnist"
-    description = "60,000 images of Japanese characters for training and 10,000 for tests, 28 x 28 grey pixels."
     homepage = "https://github.com/rois-codh/kmnist"
     source = "http://codh.rois.ac.jp/kmnist/dataset/kmnist/"
     folders = ("KMNIST/raw",)
@@ -121,10 +118,9 @@ class KMnist(IdxBuilder):
 
 @final
 class EMnist(IdxBuilder):
-    """Handwritten digits and letters. Images are stored with rows and columns exchanged, and stay so."""
+    """Images of handwritten digits and letters, 28 x 28 grey pixels, rows and columns exchanged."""
 
     name = "emnist"
-    description = "Images of handwritten digits and letters, 28 x 28 grey pixels, rows and columns exchanged."
     homepage = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
     source = "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/gzip.zip (MD5 58c8d27c78d21e728a6bc7b3cc06412e)"
     folders = ("EMNIST/raw", "gzip")
@@ -152,10 +148,9 @@ class _CifarBuilder(FileBuilder):
 
 @final
 class Cifar10(_CifarBuilder):
-    """Colour images in 10 classes."""
+    """50,000 colour images for training and 10,000 for tests, 32 x 32 pixels, in 10 classes."""
 
     name = "cifar10"
-    description = "50,000 colour images for training and 10,000 for tests, 32 x 32 pixels, in 10 classes."
     source = (
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz (SHA-256 "
         "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd)"
@@ -173,10 +168,9 @@ class Cifar10(_CifarBuilder):
 
 @final
 class Cifar100(_CifarBuilder):
-    """Colour images in 100 classes, which form 20 groups."""
+    """50,000 colour images for training and 10,000 for tests, 32 x 32 pixels, in 100 classes of 20 groups."""
 
     name = "cifar100"
-    description = "50,000 colour images for training and 10,000 for tests, 32 x 32 pixels, in 100 classes of 20 groups."
     source = (
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz (SHA-256 "
         "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec)"
@@ -190,16 +184,9 @@ class Cifar100(_CifarBuilder):
 
 @final
 class ImageFolder(DatasetBuilder):
-    """JPEG and PNG files in a folder for each class: `<data_dir>/<split>/<class>/*`, or `<data_dir>/<class>/*`.
-
-    Args:
-        data_dir: The folder.
-        config: Not used.
-        channels: Channels of the decoded images, as for `rd.image.decode_image`.
-    """
+    """Images in a folder for each class."""
 
     name = "image_folder"
-    description = "Images in a folder for each class."
     supervised_keys = ("image", "label")
     is_prepared = False
 

@@ -52,67 +52,51 @@ class SklearnBuilder(DatasetBuilder):
 
 @final
 class Digits(SklearnBuilder):
-    """Handwritten digits."""
+    """1,797 images of handwritten digits, 8 x 8 pixels of 0 to 16."""
 
     name = "digits"
-    description = "1,797 images of handwritten digits, 8 x 8 pixels of 0 to 16."
     features_key = "image"
     supervised_keys = ("image", "label")
 
 
 @final
 class Iris(SklearnBuilder):
-    """Flowers of iris."""
+    """150 flowers of three kinds of iris: length and width of sepals and petals."""
 
     name = "iris"
-    description = "150 flowers of three kinds of iris: length and width of sepals and petals."
     supervised_keys = ("features", "label")
 
 
 @final
 class Wine(SklearnBuilder):
-    """Wines."""
+    """178 wines of three growers: 13 chemical measurements."""
 
     name = "wine"
-    description = "178 wines of three growers: 13 chemical measurements."
     supervised_keys = ("features", "label")
 
 
 @final
 class BreastCancer(SklearnBuilder):
-    """Tumours."""
+    """569 tumours, malignant or benign: 30 measurements of an image."""
 
     name = "breast_cancer"
-    description = "569 tumours, malignant or benign: 30 measurements of an image."
     supervised_keys = ("features", "label")
 
 
 @final
 class Diabetes(SklearnBuilder):
-    """Patients with diabetes."""
+    """442 patients: 10 scaled measurements, and the progress of the disease after a year."""
 
     name = "diabetes"
-    description = "442 patients: 10 scaled measurements, and the progress of the disease after a year."
     label_key = "target"
     supervised_keys = ("features", "target")
 
 
 @final
 class HuggingFace(DatasetBuilder):
-    """A directory that Hugging Face's `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, or a name on the hub.
-
-    A directory needs no package. A name is looked for in the local cache of `datasets`.
-
-    Args:
-        data_dir: Not used.
-        config: The directory, or the name.
-        subset: The configuration of a data set on the hub that has several.
-        download: True fetches a data set that is not in the cache from the hub.
-        keys: Names of the columns of features and label, for `as_supervised`.
-    """
+    """A data set of Hugging Face."""
 
     name = "huggingface"
-    description = "A data set of Hugging Face."
     homepage = "https://huggingface.co/datasets"
     is_prepared = False
 
@@ -160,18 +144,17 @@ class HuggingFace(DatasetBuilder):
 
 @final
 class Torchvision(DatasetBuilder):
-    """A data set of `torchvision.datasets`, in the folder `data_dir`. Images become arrays.
+    """A data set of torchvision, in the folder `data_dir`, whose samples are images and labels. Images become arrays.
 
     Args:
         data_dir: Its `root`.
-        config: Name of the class.
+        config: Name of a class of `torchvision.datasets`.
         download: True lets torchvision fetch what is missing.
-        split_names: The splits, if its argument is `split`, and others than "train" and "test".
+        split_names: Values of its argument `split`, if it has one.
         options: Further arguments of the class.
     """
 
     name = "torchvision"
-    description = "A data set of torchvision."
     homepage = "https://docs.pytorch.org/vision/stable/datasets.html"
     supervised_keys = ("image", "label")
     is_prepared = False
@@ -185,31 +168,30 @@ class Torchvision(DatasetBuilder):
         **options: Any,
     ) -> None:
         super().__init__(data_dir, config)
-        self._download = download
-        self._split_given = tuple(split_names)
-        self._options = options
+        self._given = {"root": self.data_dir, **({"download": True} if download else {}), **options}
+        self._split_names_given = tuple(split_names)
 
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
-        module = _package("torchvision.datasets", "torchvision", self.name)
-        kind = getattr(module, self.config or "", None)
+        kind = getattr(_package("torchvision.datasets", "torchvision", self.name), self.config or "", None)
         if not inspect.isclass(kind):
             raise InvalidArgumentError(
                 f'"torchvision" needs the name of a class of torchvision.datasets, got {self.config!r}. Write '
                 '"torchvision:CIFAR10", say.'
             )
-        parameters = inspect.signature(kind).parameters
-        if "train" in parameters:
-            chosen: dict[str, dict[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
-        elif "split" in parameters and "split" not in self._options:
-            chosen = {name: {"split": name} for name in self._split_given}
-        else:
-            chosen = {"train": {}}
-        asked = {"download": True} if self._download and "download" in parameters else {}
-        return {split: partial(self._open_split, kind, {**given, **asked}) for split, given in chosen.items()}
+        known = inspect.signature(kind).parameters
+        given = {
+            name: value for name, value in self._given.items() if name in known or name not in ("root", "download")
+        }
+        chosen: dict[str, dict[str, Any]] = {"train": {}}
+        if "train" in known:
+            chosen = {"train": {"train": True}, "test": {"train": False}}
+        elif "split" in known and "split" not in given:
+            chosen = {name: {"split": name} for name in self._split_names_given}
+        return {split: partial(self._open_split, kind, {**given, **more}) for split, more in chosen.items()}
 
     def _open_split(self, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> Dataset:
         try:
-            found = kind(self.data_dir, **arguments, **self._options)
+            found = kind(**arguments)
         except (RuntimeError, OSError) as error:
             raise NotFoundError(
                 f"The files of torchvision's {self.config} must be in {self.data_dir!r}, and torchvision says: "

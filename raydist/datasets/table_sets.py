@@ -6,19 +6,15 @@ import csv
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.core.errors import InvalidArgumentError
+from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.dataset.readers import TFRecordDataset
+from raydist.dataset.readers import TextLineDataset, TFRecordDataset
 from raydist.datasets.builder import Examples
 from raydist.datasets.file_builder import FileBuilder, SourceFile
-from raydist.pipelines.formats.byte_streams import open_stream
-from raydist.pipelines.formats.files import data_loss
-from raydist.pipelines.formats.records import LineReader
 from raydist.pipelines.tf_example.features import FixedLenFeature
 from raydist.pipelines.tf_example.parse import parse_single_example
 
@@ -51,39 +47,28 @@ _CENSUS_KDD = _columns(
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file that are not blank, with their offsets. Old files are in Latin 1."""
-    stream = open_stream(path, "GZIP" if path.endswith(".gz") else None)
-    with closing(LineReader(stream, offset=0, index=0, max_line_bytes=None)) as reader:
-        offset = 0
-        while not reader.ended:
-            lines, error = reader.read(1 << 12)
-            for line in lines:
-                text = _decoded(line)
-                if text.strip():
-                    yield offset, text
-                offset += len(line) + 1
-            if error is not None:
-                raise error
-            if not lines:
-                break
+    """Yield the number and the text of each line that is not blank. Old files are in Latin 1."""
+    compression = "GZIP" if path.endswith(".gz") else None
+    for number, line in enumerate(TextLineDataset(path, compression).as_numpy_iterator(), start=1):
+        if line.strip():
+            try:
+                yield number, line.decode()
+            except UnicodeDecodeError:
+                yield number, line.decode("latin-1")
 
 
-def _decoded(line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
-        return line.decode("latin-1")
-
-
-def _converted(path: str, offset: int, fields: Sequence[str], columns: Mapping[str, Convert]) -> dict[str, Any]:
+def _converted(path: str, number: int, fields: Sequence[str], columns: Mapping[str, Convert]) -> dict[str, Any]:
     """Return the fields of a line by name, converted. Raises DataLossError if they do not fit."""
     try:
         return {name: convert(text) for (name, convert), text in zip(columns.items(), fields, strict=True)}
     except ValueError as error:
-        names = ", ".join(columns)
-        raise data_loss(
-            path, offset, f"A line must have the fields {names:.200}, got {fields!r:.300} ({error})"
+        raise _loss(
+            path, number, f"must have the fields {', '.join(columns):.200}, got {fields!r:.300} ({error})"
         ) from error
+
+
+def _loss(path: str, number: int, problem: str) -> DataLossError:
+    return DataLossError(f"Line {number} of {path!r} {problem}. Restore the file.", path=path)
 
 
 class _CensusBuilder(FileBuilder):
@@ -98,12 +83,12 @@ class _CensusBuilder(FileBuilder):
 
     def _rows(self, path: str) -> Iterator[dict[str, Any]]:
         columns = {**self.columns, "label": _income}
-        for offset, line in _lines(path):
+        for number, line in _lines(path):
             fields = [field.strip() for field in line.split(",")]
             if len(fields) == len(columns) + 1:  # samples begin with the number of the row
                 fields = fields[1:]
             if not line.startswith("|"):  # a comment
-                yield _converted(path, offset, fields, columns)
+                yield _converted(path, number, fields, columns)
 
 
 def _income(text: str) -> int:
@@ -119,7 +104,6 @@ class CensusIncome(_CensusBuilder):
     """The census of 1994 ("adult")."""
 
     name = "census_income"
-    description = "48,842 persons of the census of 1994 with 14 features; the label tells an income above 50,000."
     homepage = "https://archive.ics.uci.edu/dataset/20/census+income"
     source = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
     columns = _ADULT
@@ -170,7 +154,6 @@ class MovieLens(FileBuilder):
     """
 
     name = "movielens"
-    description = "Ratings of movies, with title and genres, and where known the user's gender, age and occupation."
     homepage = "https://grouplens.org/datasets/movielens/"
     source = (
         "https://files.grouplens.org/datasets/movielens/ (ml-1m.zip: SHA-256 "
@@ -205,7 +188,10 @@ class MovieLens(FileBuilder):
             try:
                 yield {**row, **(movies[row["movie_id"]] if movies else {}), **(users[row["user_id"]] if users else {})}
             except KeyError as error:
-                raise data_loss(path, 0, f"Every movie and user must be known, but {row!r} has {error}") from error
+                raise DataLossError(
+                    f"Every movie and user of {path!r} must be in the tables beside it, but {error} is not: {row!r}.",
+                    path=path,
+                ) from error
 
 
 def _stem(path: str) -> str:
@@ -230,12 +216,10 @@ def _movielens_rows(path: str, names: Sequence[str]) -> Iterator[dict[str, Any]]
         names = [_MOVIELENS_NAMES.get(name, name) for name in split(header)]
         unknown = [name for name in names if name not in _MOVIELENS_COLUMNS]
         if unknown:
-            raise data_loss(
-                path, 0, f"A table must have columns of {', '.join(_MOVIELENS_COLUMNS)}, got {unknown!r:.200}"
-            )
+            raise _loss(path, 1, f"must name columns of {', '.join(_MOVIELENS_COLUMNS)}, got {unknown!r:.200}")
     columns = {name: _MOVIELENS_COLUMNS[name] for name in names}
-    for offset, line in lines:
-        row = _converted(path, offset, split(line), columns)
+    for number, line in lines:
+        row = _converted(path, number, split(line), columns)
         yield {name: np.float32(value) if name == "rating" else value for name, value in row.items()}
 
 
@@ -249,14 +233,13 @@ _CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 
 @final
 class Criteo(FileBuilder):
-    """Clicks on advertisements: a label, 13 numbers and 26 categories, in tab-separated lines or TFRecords.
+    """Clicks on advertisements: 13 numbers and 26 categories of each view, and whether it was clicked.
 
-    Of lines, a number that is missing is NaN, and categories are str, empty where they are missing. Of TFRecords, whose
-    features are numbered already, categories are int64.
+    In lines of text, a number that is missing is NaN, and a category is str, empty where it is missing. In TFRecords,
+    whose categories are numbered, a category is int64.
     """
 
     name = "criteo"
-    description = "Clicks on advertisements: 13 numbers and 26 categories of each view, and whether it was clicked."
     homepage = "https://ailab.criteo.com/ressources/criteo-1tb-click-logs-dataset-for-mlperf/"
     source = "https://ailab.criteo.com/ressources/"
     supervised_keys = (None, "label")

@@ -22,10 +22,9 @@ ROWS = 1000
 
 
 class Points(rd.DatasetBuilder):
-    """Rows of several shapes and types."""
+    """Points."""
 
     name = "test_points"
-    description = "Points."
     supervised_keys = (("x", "name"), "label")
     class_names = {"label": ("even", "odd")}
     made: ClassVar[list[str]] = []

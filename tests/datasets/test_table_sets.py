@@ -46,15 +46,14 @@ def test_files_that_change_are_written_anew(tmp_path: Path) -> None:
 def test_wrong_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "adult.data"
     for content, problem in [
-        (ADULT + "1, 2, 3\n", "A line must have the fields age, workclass"),
+        (ADULT + "1, 2, 3\n", "Line 4 of .* must have the fields age, workclass"),
         (ADULT.replace("39", "old"), "invalid literal for int"),
-        (ADULT.replace(">50K", "rich"), "an income must be one of"),
+        (ADULT.replace(">50K", "rich"), r"Line 2 of .* \(an income must be one of"),
     ]:
         path.write_text(content)
         with pytest.raises(rd.DataLossError, match=problem) as caught:
             rd.load("census_income", "train", data_dir=tmp_path)
         assert caught.value.path == str(path)
-    assert caught.value.offset == len(ADULT.splitlines()[0]) + 1
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
@@ -98,7 +97,7 @@ def test_movielens_in_each_of_its_forms(tmp_path: Path) -> None:
     (row,) = rd.load("movielens", "train", data_dir=small).as_numpy_iterator()
     assert (row["rating"], row["title"]) == (2.5, "American, The (1995)")
     (small / "movies.csv").write_text("movieId,title,genres\n32,Other,Drama\n")
-    with pytest.raises(rd.DataLossError, match="Every movie and user must be known"):
+    with pytest.raises(rd.DataLossError, match="must be in the tables beside it, but 31 is not"):
         rd.load("movielens", "train", data_dir=small)
 
     tabs = tmp_path / "ml-100k" / "u.data"
