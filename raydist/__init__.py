@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from raydist import image as image
     from raydist import summary as summary
     from raydist import text as text
+    from raydist import video as video
     from raydist.checkpoints.checkpoint import Checkpoint as Checkpoint
     from raydist.checkpoints.listing import checkpoints_iterator as checkpoints_iterator
     from raydist.checkpoints.listing import latest_checkpoint as latest_checkpoint
@@ -280,6 +281,7 @@ _MODULE_OF = {
     "summary": "raydist",
     "set_aggregation": "raydist.mirroring.aggregation",
     "text": "raydist",
+    "video": "raydist",
     "with_tensors": "raydist.pipelines.elements.tensor_functions",
 }
 
