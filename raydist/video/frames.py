@@ -93,7 +93,7 @@ def _opened(path: str) -> Iterator[tuple[Any, Any]]:
             stream = container.streams.best("video")
             if stream is None or stream.codec_context is None:
                 raise InvalidArgumentError(
-                    f"A video must have a video stream that FFmpeg can decode, and {path!r} has none. Give another file."
+                    f"A video must have a stream that FFmpeg can decode, and {path!r} has none. Give another file."
                 )
             stream.thread_type = "NONE"  # a map calls this in several threads, or processes, already
             stream.codec_context.options = {"err_detect": "explode"}  # by default, damage is painted over

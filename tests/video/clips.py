@@ -12,7 +12,7 @@ import pytest
 av = pytest.importorskip("av")
 
 SIDE = 64
-KINDS = (
+KINDS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     # File, codec, pixel format, options. Without a word on B-frames libx264 uses three.
     ("a.mp4", "libx264", "yuv420p", {"g": "12"}),
     ("plain.mp4", "mpeg4", "yuv420p", {"g": "10"}),

@@ -28,9 +28,9 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     from tests.video.clips import KINDS, write_clip
 
     folder = tmp_path_factory.mktemp("clips")
-    for name, *settings in KINDS:
-        write_clip(folder / name, *settings, count=COUNT)
-    write_clip(folder / "uneven.mp4", *KINDS[0][1:], count=COUNT, uneven=True)
+    for name, codec, pixels, options in KINDS:
+        write_clip(folder / name, codec, pixels, options, COUNT)
+    write_clip(folder / "uneven.mp4", *KINDS[0][1:], COUNT, uneven=True)
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -115,7 +115,7 @@ def test_damage_is_an_error_at_its_element(name: str, clips: Mapping[str, Path],
     noise.write_bytes(np.random.default_rng(0).bytes(5000))
     paths = [str(clips[name]), str(cut), str(clips[name]), str(noise), str(tmp_path / "none.mp4"), str(clips[name])]
     dataset = rd.Dataset.from_tensor_slices(paths).map(lambda path: rd.video.sample_frames(path, 2, 10))
-    iterator, found = dataset.as_numpy_iterator(), []
+    iterator, found = dataset.as_numpy_iterator(), list[Any]()
     for _ in paths:
         try:
             found.append(numbers(next(iterator)))
@@ -152,5 +152,5 @@ def test_wrong_arguments(clips: Mapping[str, Path], tmp_path: Path) -> None:
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
         frame.sample_rate = 8000
         container.mux(stream.encode(frame))
-    with pytest.raises(rd.InvalidArgumentError, match="must have a video stream"):
+    with pytest.raises(rd.InvalidArgumentError, match="must have a stream that FFmpeg can decode"):
         rd.video.sample_frames(sound, 1)
