@@ -17,6 +17,7 @@ import pytest
 
 import raydist as rd
 from raydist.pipelines.stored.containers import read_chunk
+from tests.contracts.op import check_op
 
 ROWS = 1000
 
@@ -311,3 +312,8 @@ def test_names_and_options_that_are_wrong(tmp_path: Path, monkeypatch: pytest.Mo
     assert rd.builder("mnist").data_dir == str(tmp_path)
     monkeypatch.delenv("RAYDIST_DATA_DIR")
     assert rd.builder("mnist").data_dir == os.path.expanduser("~/.cache/raydist/datasets")
+
+
+def test_slices_of_what_is_written_are_datasets_as_others_are(points: Points) -> None:
+    check_op(lambda: points.as_dataset("train[10:25]+test[-3:]", as_supervised=True))
+    check_op(lambda: points.as_dataset("train[99%:]").shuffle(4, seed=1).batch(3, drop_remainder=True).unbatch())

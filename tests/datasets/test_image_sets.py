@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import raydist as rd
+from tests.contracts.op import check_op
 from tests.datasets.image_files import idx_bytes, write_cifar, write_idx
 
 
@@ -196,3 +197,29 @@ def test_a_slice_of_a_folder_opens_no_other_image(tmp_path: Path) -> None:
         rd.load("image_folder", "train", data_dir=tmp_path / "none")
     with pytest.raises(rd.InvalidArgumentError, match="must have a folder for each class"):
         rd.load("image_folder", "train", data_dir=tmp_path / "cat")
+
+
+def test_slices_are_datasets_as_others_are(tmp_path: Path) -> None:
+    """Wherever they run: the same elements, resumable at each of them."""
+    write_idx(tmp_path, "train", 30)
+    write_idx(tmp_path, "t10k", 6, ".gz")
+    write_cifar(tmp_path / "test.bin", 9, num_labels=2)
+    write_pictures(tmp_path / "pictures", {"cat": 3, "dog": 3})
+    for name, spec, supervised, folder in [
+        ("mnist", "train[20%:50%]+test[1:]", True, tmp_path),
+        ("mnist", "train[3:3]", False, tmp_path),
+        ("cifar100", "test[-4:]", True, tmp_path),
+        ("image_folder", "train[2:5]+train[:1]", True, tmp_path / "pictures"),
+        ("diabetes", "train[99%:]", False, tmp_path),
+    ]:
+
+        def make(
+            name: str = name, spec: str = spec, supervised: bool = supervised, folder: Path = folder
+        ) -> rd.Dataset:
+            options: dict[str, Any] = {} if name == "diabetes" else {"data_dir": folder}
+            found: rd.Dataset = rd.load(name, spec, as_supervised=supervised, **options)
+            return found
+
+        check_op(make)
+        check_op(lambda make=make: make().shuffle(4, seed=1).repeat(2))  # type: ignore[misc]
+        check_op(lambda make=make: make().global_shuffle(seed=2))  # type: ignore[misc]
