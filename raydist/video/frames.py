@@ -22,7 +22,8 @@ def sample_frames(path: Any, num_frames: int, stride: int = 1, rng: np.random.Ge
     The file is read once for the times of its frames. Decoding begins at the last keyframe before the first of the
     frames, and jumps to another keyframe where that is shorter; a file that cannot be entered at its keyframes is
     decoded from its beginning. If the video is too short, its last frame is repeated.
-    Frames are as stored: a rotation that a player would apply is not.
+    Frames are as stored: a rotation that a player would apply is not. Of formats without a count of frames (Matroska,
+    WebM, MPEG-TS), a file that was cut off is a shorter video.
 
     Args:
         path: Of the video: text, bytes, a `pathlib.Path`, or a URI that fsspec or pyarrow knows. A remote file is read

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import raydist as rd
+from tests.hostile.mutants import mutant
 
 COUNT = 100
 
@@ -154,3 +155,22 @@ def test_wrong_arguments(clips: Mapping[str, Path], tmp_path: Path) -> None:
         container.mux(stream.encode(frame))
     with pytest.raises(rd.InvalidArgumentError, match="must have a stream that FFmpeg can decode"):
         rd.video.sample_frames(sound, 1)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "plain.mp4"])
+def test_damaged_copies_are_errors_or_give_the_same_frames(
+    name: str, clips: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """FFmpeg paints over damage, unless it is told not to."""
+    content, good = clips[name].read_bytes(), rd.video.sample_frames(clips[name], 4, 20)
+    path, told = tmp_path / name, 0
+    for number in range(200):
+        damage = mutant(content, number)
+        path.write_bytes(damage.content)
+        try:
+            found = rd.video.sample_frames(path, 4, 20)
+        except (rd.DataLossError, rd.InvalidArgumentError):
+            told += 1
+        else:
+            assert np.array_equal(found, good), damage.what
+    assert told > 50
