@@ -18,7 +18,7 @@ from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.formats.byte_streams import ByteStream, open_stream
-from raydist.pipelines.formats.files import data_loss, local_path, local_size
+from raydist.pipelines.formats.files import data_loss, local_size
 from raydist.pipelines.formats.numpy_format import StoredArray
 from raydist.pipelines.sources.memory import IndexedSourceOp, is_consecutive
 
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 @final
 @dataclass(frozen=True)
 class ByteArray:
-    """An array of bytes in a file. A local file is mapped into memory; a compressed or remote one is read whole."""
+    """An array of bytes in a file. The file is mapped into memory, or read whole if it is compressed."""
 
     path: str
     offset: int
@@ -41,11 +41,10 @@ class ByteArray:
 
     @cached_property
     def mapped(self) -> StoredArray | None:
-        """The array of a local, uncompressed file."""
-        local = local_path(self.path)
-        if local is None or self.path.endswith(".gz"):
+        """The array of an uncompressed file."""
+        if self.path.endswith(".gz"):
             return None
-        return StoredArray(local, None, self.shape, np.dtype(np.uint8), False, self.offset)
+        return StoredArray(self.path, None, self.shape, np.dtype(np.uint8), False, self.offset)
 
     def load(self) -> Array:
         """Return the array, read-only. Raises DataLossError if the file is damaged."""

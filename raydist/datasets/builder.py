@@ -19,7 +19,7 @@ from raydist.dataset import Dataset
 from raydist.datasets.rows import Rows, Supervised, joined_rows
 from raydist.datasets.split_specs import parse_split
 from raydist.pipelines.formats.files import data_loss, file_errors, path_text, read_file
-from raydist.pipelines.stored.file_directory import LocalFiles, sync_directory
+from raydist.pipelines.stored.file_directory import LocalFiles, is_file_name, require_file_name, sync_directory
 
 Examples = Dataset | Iterable[Any]
 """A dataset, or examples that can be iterated over: dicts of numbers, arrays, str and bytes."""
@@ -240,8 +240,10 @@ class DatasetBuilder(ABC):
         return count
 
     def _prepared_path(self) -> str:
-        version = "-".join(filter(None, (self.version, self.cache_key())))
-        return os.path.join(self.data_dir, "prepared", self.name, self.config or "", version)
+        return os.path.join(self._prepared_folder(), "-".join(filter(None, (self.version, self.cache_key()))))
+
+    def _prepared_folder(self) -> str:
+        return os.path.join(self.data_dir, "prepared", self.name, self.config or "")
 
 
 def _read_info(path: str) -> Mapping[str, int]:
@@ -249,7 +251,9 @@ def _read_info(path: str) -> Mapping[str, int]:
     file = os.path.join(path, _INFO_FILE)
     try:
         splits = json.loads(read_file(file))["splits"]
-        return {str(name): int(count) for name, count in splits.items()}
+        if not all(map(is_file_name, splits)):
+            raise ValueError(f"its splits are {list(splits)!r:.200}")
+        return {name: int(count) for name, count in splits.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"The description of a prepared data set must be intact, but {error!r}. Remove the directory {path!r}"
         raise data_loss(file, 0, problem) from error
@@ -269,6 +273,8 @@ def _write_once(target: str, examples: Mapping[str, Callable[[], Examples]], ver
     try:
         with file_errors(hidden):
             os.mkdir(hidden)
+        for split in examples:
+            require_file_name(split)
         counts = {split: _write_split(os.path.join(hidden, split), make) for split, make in examples.items()}
         content = json.dumps({"version": version, "splits": counts}).encode()
         LocalFiles(hidden).write(_INFO_FILE, lambda file: file.write(content))

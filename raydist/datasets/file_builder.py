@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from abc import abstractmethod
@@ -71,9 +72,14 @@ class FileBuilder(DatasetBuilder):
         return self.examples(split, self._require(split))
 
     def cache_key(self) -> str:
-        """Return a fingerprint of the names, sizes and times of the files."""
-        found = self._found()
-        paths = [(split, path) for split in found for path in self._require(split)]
+        """Return a fingerprint of the names, sizes and times of the files; the last one, if the files are gone."""
+        try:
+            paths = [(split, path) for split in self._found() for path in self._require(split)]
+        except NotFoundError:
+            kept = glob.glob(os.path.join(self._prepared_folder(), f"{glob.escape(self.version)}-*"))
+            if not kept:
+                raise
+            return max(kept, key=os.path.getmtime).rpartition("-")[2]
         paths += [(split, beside) for split, path in paths for beside in self.files_beside(path)]
         states = [(split, path, os.stat(path)) for split, path in paths]
         return fingerprint([(split, path, state.st_size, state.st_mtime_ns) for split, path, state in states])[:12]

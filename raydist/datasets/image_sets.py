@@ -21,8 +21,11 @@ from raydist.image.decode import decode_image
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.formats.files import data_loss, read_file
 
-_DIGITS = tuple("0123456789")
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+def _classes(names: str) -> Mapping[str, tuple[str, ...]]:
+    return MappingProxyType({"label": tuple(names.split(","))})
 
 
 class IdxBuilder(FileBuilder):
@@ -30,17 +33,17 @@ class IdxBuilder(FileBuilder):
 
     supervised_keys = ("image", "label")
     is_prepared = False
-    checksums: ClassVar[tuple[str, str, str, str]] = ("", "", "", "")
-    """Of the images and labels for training, and the images and labels for tests."""
+    checksums: ClassVar[str] = ""
+    """MD5 of the images and labels for training, and of the images and labels for tests."""
 
     def file_prefixes(self) -> Mapping[str, str]:
         """Return the beginning of the names of a split's files."""
         return {"train": "train", "test": "t10k"}
 
     def source_files(self) -> Mapping[str, Sequence[SourceFile]]:
-        sums = iter(self.checksums)
+        sums = iter(self.checksums.split())
         return {
-            split: [_idx_file(f"{prefix}-{what}", next(sums)) for what in ("images-idx3", "labels-idx1")]
+            split: [_idx_file(f"{prefix}-{what}", next(sums, "")) for what in ("images-idx3", "labels-idx1")]
             for split, prefix in self.file_prefixes().items()
         }
 
@@ -66,13 +69,9 @@ class Mnist(IdxBuilder):
     homepage = "http://yann.lecun.com/exdb/mnist/"
     source = "https://ossci-datasets.s3.amazonaws.com/mnist/"
     folders = ("MNIST/raw",)
-    class_names = MappingProxyType({"label": _DIGITS})
-    checksums = (
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "d53e105ee54ea40749a09fcbcd1e9432",
-        "9fb629c4189551a2d022fa330f9573f3",
-        "ec29112dd5afa0611ce80d1b7f02629c",
-    )
+    class_names = _classes("0,1,2,3,4,5,6,7,8,9")
+    checksums = """f68b3c2dcbeaaa9fbdd348bbdeb94873 d53e105ee54ea40749a09fcbcd1e9432
+        9fb629c4189551a2d022fa330f9573f3 ec29112dd5afa0611ce80d1b7f02629c"""
 
 
 @final
@@ -83,20 +82,9 @@ class FashionMnist(IdxBuilder):
     homepage = "https://github.com/zalandoresearch/fashion-mnist"
     source = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
     folders = ("FashionMNIST/raw",)
-    class_names = MappingProxyType(
-        {
-            "label": (
-                *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-                *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-            )
-        }
-    )
-    checksums = (
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79",
-        "bb300cfdad3c16e7a12a480ee83cd310",
-    )
+    class_names = _classes("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot")
+    checksums = """8d4fb7e6c68d591d4c3dfef9ec88bf0d 25c81989df183df01b3e8a0aad5dffbe
+        bef4ecab320f06d8554ea6380940ec79 bb300cfdad3c16e7a12a480ee83cd310"""
 
 
 @final
@@ -107,18 +95,14 @@ class KMnist(IdxBuilder):
     homepage = "https://github.com/rois-codh/kmnist"
     source = "http://codh.rois.ac.jp/kmnist/dataset/kmnist/"
     folders = ("KMNIST/raw",)
-    class_names = MappingProxyType({"label": ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")})
-    checksums = (
-        "bdb82020997e1d708af4cf47b453dcf7",
-        "e144d726b3acfaa3e44228e80efcd344",
-        "5c965bf0a639b31b8f53240b1b52f4d7",
-        "7320c461ea6c1c855c0b718fb2a4b134",
-    )
+    class_names = _classes("o,ki,su,tsu,na,ha,ma,ya,re,wo")
+    checksums = """bdb82020997e1d708af4cf47b453dcf7 e144d726b3acfaa3e44228e80efcd344
+        5c965bf0a639b31b8f53240b1b52f4d7 7320c461ea6c1c855c0b718fb2a4b134"""
 
 
 @final
 class EMnist(IdxBuilder):
-    """Images of handwritten digits and letters, 28 x 28 grey pixels, rows and columns exchanged."""
+    """Images of handwritten digits and letters, 28 x 28 grey pixels; as stored, with rows and columns exchanged."""
 
     name = "emnist"
     homepage = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
@@ -157,9 +141,7 @@ class Cifar10(_CifarBuilder):
     )
     folders = ("cifar-10-batches-bin",)
     label_keys = ("label",)
-    class_names = MappingProxyType(
-        {"label": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")}
-    )
+    class_names = _classes("airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck")
 
     def source_files(self) -> Mapping[str, Sequence[SourceFile]]:
         train = [SourceFile((f"data_batch_{number}.bin",)) for number in range(1, 6)]
@@ -184,7 +166,13 @@ class Cifar100(_CifarBuilder):
 
 @final
 class ImageFolder(DatasetBuilder):
-    """Images in a folder for each class."""
+    """JPEG and PNG files in a folder for each class: `<data_dir>/<split>/<class>/*`, or `<data_dir>/<class>/*`.
+
+    Args:
+        data_dir: The folder.
+        config: Not used.
+        channels: Channels of the decoded images, as for `rd.image.decode_image`.
+    """
 
     name = "image_folder"
     supervised_keys = ("image", "label")
@@ -193,12 +181,12 @@ class ImageFolder(DatasetBuilder):
     def __init__(self, data_dir: Any = None, config: str | None = None, channels: int = 3) -> None:
         super().__init__(data_dir, config)
         self._channels = channels
-        self._folders = _split_folders(self.data_dir)
-        names = {name for folder in self._folders.values() for name in _folders_in(folder)}
-        self.class_names = MappingProxyType({"label": tuple(sorted(names))})
 
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
-        return {split: partial(self._images, folder) for split, folder in self._folders.items()}
+        folders = _split_folders(self.data_dir)
+        names = {name for folder in folders.values() for name in _folders_in(folder)}
+        self.class_names = MappingProxyType({"label": tuple(sorted(names))})
+        return {split: partial(self._images, folder) for split, folder in folders.items()}
 
     def _images(self, folder: str) -> Dataset:
         files = [

@@ -15,7 +15,7 @@ import numpy as np
 
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from raydist.dataset import Dataset
-from raydist.datasets.builder import DatasetBuilder, Examples
+from raydist.datasets.builder import DatasetBuilder, Examples, SupervisedKeys
 from raydist.pipelines.sources.hub_datasets import saved_splits
 
 
@@ -94,7 +94,17 @@ class Diabetes(SklearnBuilder):
 
 @final
 class HuggingFace(DatasetBuilder):
-    """A data set of Hugging Face."""
+    """A directory that `save_to_disk` of Hugging Face's `Dataset` or `DatasetDict` wrote, or a name on the hub.
+
+    A directory needs no package. A name is looked for in the local cache of `datasets`.
+
+    Args:
+        data_dir: Not used.
+        config: The directory, or the name.
+        subset: The configuration of a data set on the hub that has several.
+        download: True fetches a data set that is not in the cache from the hub.
+        keys: Columns of features (one, several, or None for all others) and of the label, for `as_supervised`.
+    """
 
     name = "huggingface"
     homepage = "https://huggingface.co/datasets"
@@ -106,7 +116,7 @@ class HuggingFace(DatasetBuilder):
         config: str | None = None,
         subset: str | None = None,
         download: bool = False,
-        keys: tuple[str | Sequence[str] | None, str] | None = None,
+        keys: SupervisedKeys | None = None,
     ) -> None:
         super().__init__(data_dir, config)
         if config is None:
@@ -114,12 +124,7 @@ class HuggingFace(DatasetBuilder):
         self._source = config
         self._subset = subset
         self._download = download
-        if keys is not None:
-            features, label = keys
-            self.supervised_keys = (
-                features if features is None or isinstance(features, str) else tuple(features),
-                label,
-            )
+        self.supervised_keys = keys
 
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
         if os.path.isdir(self._source):

@@ -233,6 +233,9 @@ def test_damage_is_named(points: Points, tmp_path: Path) -> None:
     with pytest.raises(rd.DataLossError, match="must be intact") as caught:
         Points(tmp_path).as_dataset("train")
     assert caught.value.path == str(info)
+    info.write_text(content.replace("test", "../x"))
+    with pytest.raises(rd.DataLossError, match="its splits are"):
+        Points(tmp_path).as_dataset("train")
     info.unlink()
     with pytest.raises(rd.DataLossError, match="must have the file"):
         Points(tmp_path).as_dataset("train")

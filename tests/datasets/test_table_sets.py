@@ -41,6 +41,8 @@ def test_files_that_change_are_written_anew(tmp_path: Path) -> None:
     assert len(rd.load("census_income", "train", data_dir=tmp_path)) == 2
     (tmp_path / "adult.data").write_text(ADULT * 3)
     assert len(rd.load("census_income", "train", data_dir=tmp_path)) == 6
+    (tmp_path / "adult.data").unlink()
+    assert len(rd.load("census_income", "train", data_dir=tmp_path)) == 6, "what was written last"
 
 
 def test_wrong_lines_are_named(tmp_path: Path) -> None:
