@@ -58,6 +58,14 @@ class DatasetInfo:
     class_names: Mapping[str, tuple[str, ...]]
     splits: Mapping[str, int]
 
+    def __post_init__(self) -> None:
+        for name in ("class_names", "splits"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = vars(self).values()
+        return DatasetInfo, tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in values)
+
     def num_examples(self, split: str) -> int:
         """Return the number of examples of a split spec.
 
@@ -151,8 +159,8 @@ class DatasetBuilder(ABC):
             self.homepage,
             self._open(names[0]).element_spec if names else {},
             self.supervised_keys,
-            MappingProxyType(dict(self.class_names)),
-            MappingProxyType({name: self._count(name) for name in names}),
+            self.class_names,
+            {name: self._count(name) for name in names},
         )
 
     def prepare(self) -> None:

@@ -56,7 +56,7 @@ class IdxBuilder(FileBuilder):
 
 
 def _idx_file(stem: str, checksum: str) -> SourceFile:
-    dotted = "-".join(stem.rsplit("-", 1)[:1]) + "." + stem.rsplit("-", 1)[1]
+    dotted = ".".join(stem.rsplit("-", 1))
     names = (f"{stem}-ubyte.gz", f"{stem}-ubyte", f"{dotted}-ubyte", f"{dotted}-ubyte.gz")
     return SourceFile(names, f"MD5 {checksum}" if checksum else "")
 

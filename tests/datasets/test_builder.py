@@ -146,6 +146,7 @@ def test_the_description_is_whole_and_frozen(points: Points, tmp_path: Path) -> 
     with pytest.raises(TypeError):
         info.splits["train"] = 3
     assert "test_points" in rd.list_builders()
+    assert pickle.loads(pickle.dumps(info)) == info
 
 
 def test_another_version_is_written_anew(points: Points, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
