@@ -140,8 +140,9 @@ class DatasetBuilder(ABC):
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
         """Return for each split, by name, a function without arguments that returns its examples.
 
-        Examples are a `rd.Dataset`, or anything that can be iterated over, such as a generator. Where nothing is
-        written, they must be a dataset with a known number of elements.
+        Examples are a `rd.Dataset`, or anything that can be iterated over, such as a generator; the first three show
+        the spec (`rd.Dataset.from_generator` declares one). Where nothing is written, they must be a dataset with a
+        known number of elements.
         """
 
     def cache_key(self) -> str:

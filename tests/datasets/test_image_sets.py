@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_input_workers_read_the_files_themselves(tmp_path: Path, ray_cluster: An
     batches = rd.load("mnist", "train[50%:]", data_dir=tmp_path).shuffle(32, seed=3).batch(8).with_options(options)
     found = [image for batch in batches.as_numpy_iterator() for image in batch["image"]]
     assert Counter(image.tobytes() for image in found) == Counter(image.tobytes() for image in images[32:])
+
+    class Rows(rd.DatasetBuilder):
+        name = "test_rows_on_workers"
+
+        def splits(self) -> Mapping[str, Callable[[], Any]]:
+            wide = np.random.default_rng(0).integers(0, 1 << 62, (48, 1 << 15))  # 12 MB: several chunks
+            return {"train": lambda: rd.Dataset.from_tensor_slices({"row": np.arange(48), "x": wide})}
+
+    written = Rows(tmp_path).as_dataset("train[41:]+train[20:23]").with_options(options)
+    assert [int(row["row"]) for row in written.as_numpy_iterator()] == [*range(41, 48), 20, 21, 22]
 
 
 def test_cifar(tmp_path: Path) -> None:
