@@ -89,25 +89,22 @@ class FileBuilder(DatasetBuilder):
         if self._files:
             return list(self._files)
         wanted = self.source_files()
-        return [split for split in wanted if not self._missing(split)] or list(wanted)
-
-    def _missing(self, split: str) -> list[SourceFile]:
-        return [file for file in self.source_files()[split] if self._path_of(file) is None]
+        return [split for split, files in wanted.items() if all(map(self._path_of, files))] or list(wanted)
 
     def _require(self, split: str) -> list[str]:
         """Return the paths of the files of a split. Raises NotFoundError if one is missing."""
         if split in self._files:
             return [*self._files[split]]
-        paths = [self._path_of(file) for file in self.source_files()[split]]
-        missing = self._missing(split)
-        if missing:
+        files = self.source_files()[split]
+        paths = [path for path in map(self._path_of, files) if path is not None]
+        if len(paths) < len(files):
             raise NotFoundError(
-                f"The data set {self.name!r} needs the files {', '.join(map(str, self.source_files()[split]))} for the "
-                f"split {split!r}, and {len(missing)} of them are not in {' or '.join(map(repr, self._folders()))}. "
-                f"raydist downloads nothing: get them from {self.source}, and give their folder as data_dir, or the "
-                "files of each split as files=."
+                f"The data set {self.name!r} needs the files {', '.join(map(str, files))} for the split {split!r}, and "
+                f"{len(files) - len(paths)} of them are not in {' or '.join(map(repr, self._folders()))}. raydist "
+                f"downloads nothing: get them from {self.source}, and give their folder as data_dir, or the files of "
+                "each split as files=."
             )
-        return [path for path in paths if path is not None]
+        return paths
 
     def _folders(self) -> list[str]:
         return [self.data_dir, *(os.path.join(self.data_dir, folder) for folder in (self.name, *self.folders))]

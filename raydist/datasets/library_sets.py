@@ -135,16 +135,24 @@ class HuggingFace(DatasetBuilder):
 
     def _of_hub(self) -> Mapping[str, Any]:
         datasets = _package("datasets", "'raydist[hub]'", self.name)
-        settings = datasets.DownloadConfig(local_files_only=not self._download)
+        if self._download:
+            found: Mapping[str, Any] = datasets.load_dataset(self._source, self._subset)
+            return found
+        # `load_dataset` itself asks the hub first, unless the whole process is offline.
+        cache = _package("datasets.packaged_modules.cache.cache", "'raydist[hub]'", self.name)
+        name = self._source.split("/")[-1]
         try:
-            found = datasets.load_dataset(self._source, self._subset, download_config=settings)
-        except (OSError, ConnectionError, datasets.exceptions.DatasetNotFoundError) as error:
+            kept = cache.Cache(
+                repo_id=self._source, dataset_name=name, config_name=self._subset, version="auto", hash="auto"
+            )
+        except ValueError as error:  # there is none, or there are several configurations
             raise NotFoundError(
-                f"A data set of Hugging Face must be a directory of save_to_disk, or in the cache of datasets, got "
-                f"{self._source!r} ({error!s:.200}). Give the directory, or download=True to fetch it from "
-                f"{self.homepage}/{self._source}."
+                "A data set of Hugging Face must be a directory of save_to_disk, or in the cache of datasets, got "
+                f"{self._source!r} ({error!s:.300}). Give the directory, or subset= for one of several "
+                f"configurations, or download=True to fetch it from {self.homepage}/{self._source}."
             ) from error
-        return {str(split): each for split, each in found.items()}
+        found = kept.as_dataset()
+        return found
 
 
 @final
@@ -202,7 +210,7 @@ class Torchvision(DatasetBuilder):
                 f"The files of torchvision's {self.config} must be in {self.data_dir!r}, and torchvision says: "
                 f"{error!s:.300}. Give their folder as data_dir, or download=True."
             ) from error
-        return Dataset.from_torch(_TorchvisionSamples(found), num_parallel_calls=None)
+        return Dataset.from_torch(_TorchvisionSamples(found))  # in one thread: some draw from torch's own generator
 
 
 @final
