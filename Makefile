@@ -19,7 +19,7 @@ TRACKERS ?= .venv-trackers
 TRACKERS_STAMP := $(TRACKERS)/.installed
 OLDEST_TESTS := tests/collectives/test_contract.py tests/collectives/reducer tests/mirroring tests/pickling \
 	tests/parameter_servers tests/checkpoints/test_checkpoint.py tests/strategies/test_contract.py
-HUB_PACKAGES := transformers peft datasets timm torchvision diffusers torch_geometric lightning
+HUB_PACKAGES := transformers peft datasets av timm torchvision diffusers torch_geometric lightning
 # The newest 4.x of transformers, and the older versions of two packages that it needs. datasets needs a newer huggingface_hub.
 TRANSFORMERS_4 := transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
 
@@ -93,7 +93,7 @@ $(HUB_STAMP): pyproject.toml constraints-hub.txt Makefile
 HUB_PYTEST := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(HUB)/bin/python -m pytest -W default
 
 test-hub: $(HUB_STAMP)  ## Train models of transformers 5 and 4, peft, timm, torchvision, ... in an environment of 7 GB
-	$(HUB_PYTEST) tests/hub $(PYTEST_ARGS)
+	$(HUB_PYTEST) tests/hub tests/video $(PYTEST_ARGS)
 	PYTHONPATH=$(abspath $(HUB)/transformers-4/site-packages) $(HUB_PYTEST) tests/hub/test_transformers*.py $(PYTEST_ARGS)
 
 $(TRACKERS_STAMP): pyproject.toml Makefile

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from raydist import image as image
     from raydist import summary as summary
     from raydist import text as text
+    from raydist import video as video
     from raydist.checkpoints.checkpoint import Checkpoint as Checkpoint
     from raydist.checkpoints.listing import checkpoints_iterator as checkpoints_iterator
     from raydist.checkpoints.listing import latest_checkpoint as latest_checkpoint
@@ -53,6 +54,11 @@ if TYPE_CHECKING:
     from raydist.dataset.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
     from raydist.dataset.readers import TextLineDataset as TextLineDataset
     from raydist.dataset.readers import TFRecordDataset as TFRecordDataset
+    from raydist.datasets.builder import DatasetBuilder as DatasetBuilder
+    from raydist.datasets.builder import DatasetInfo as DatasetInfo
+    from raydist.datasets.loading import builder as builder
+    from raydist.datasets.loading import list_builders as list_builders
+    from raydist.datasets.loading import load as load
     from raydist.distributed_dataset import DistributedDataset as DistributedDataset
     from raydist.distributed_dataset import DistributedIterator as DistributedIterator
     from raydist.mirroring.aggregation import set_aggregation as set_aggregation
@@ -167,6 +173,8 @@ _MODULE_OF = {
     "CrossDeviceOps": "raydist.strategies.cross_device_ops",
     "DataLossError": "raydist.core.errors",
     "Dataset": "raydist.dataset",
+    "DatasetBuilder": "raydist.datasets.builder",
+    "DatasetInfo": "raydist.datasets.builder",
     "DatasetIterator": "raydist.pipelines.run.iterator",
     "DatasetOp": "raydist.pipelines.engine.op",
     "DatasetSpec": "raydist.pipelines.elements.spec",
@@ -258,10 +266,13 @@ _MODULE_OF = {
     "WandbLogger": "raydist.training.callbacks.experiment_loggers",
     "clip_grad_norm_": "raydist.sharding.clipping",
     "close_all": "raydist.strategies.hosted",
+    "builder": "raydist.datasets.loading",
     "compute_average_loss": "raydist.strategies.functions",
     "get_global_step": "raydist.strategies.functions",
     "get_replica_context": "raydist.strategies.functions",
     "get_strategy": "raydist.strategies.functions",
+    "list_builders": "raydist.datasets.loading",
+    "load": "raydist.datasets.loading",
     "materialize": "raydist.strategies.functions",
     "has_strategy": "raydist.context.current",
     "image": "raydist",
@@ -272,6 +283,7 @@ _MODULE_OF = {
     "summary": "raydist",
     "set_aggregation": "raydist.mirroring.aggregation",
     "text": "raydist",
+    "video": "raydist",
     "with_tensors": "raydist.pipelines.elements.tensor_functions",
 }
 

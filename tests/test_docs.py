@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import raydist as rd
+from raydist.datasets.loading import _builders
 from tests.shared_scripts import Scripts
 
 ROOT = Path(__file__).parent.parent
@@ -117,6 +118,13 @@ def test_table_of_datasets_is_complete() -> None:
     assert set(re.findall(r"`(\w+)`", table)) == methods, "docs/input/index.md must name each method of rd.Dataset"
     readers = {name for name in rd.__all__ if name.endswith("Dataset") and not isinstance(getattr(rd, name), type)}
     assert {name for name in readers if f"`rd.{name}`" not in table} == set()
+
+
+def test_table_of_data_sets_is_complete() -> None:
+    table = PAGES["docs/datasets.md"].partition("| name |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(\w+)(?:[/:]<[^`]*|/movies)?`", table))
+    ours = {name for name in rd.list_builders() if _builders()[name].__module__.startswith("raydist.")}
+    assert ours - named == set(), "docs/datasets.md must have a row for each data set"
 
 
 def test_time_limits_are_the_defaults() -> None:

@@ -9,12 +9,13 @@ LAYERS = (
     {"core"},
     {"options"},
     {"pipelines"},
-    {"image", "text", "compat"},
+    {"image", "text", "video", "compat"},
     {"collectives", "utils", "cluster"},
     {"tpu_slices"},
     {"parameter_servers"},
     {"actors"},
     {"dataset"},
+    {"datasets"},
     {"distributed_dataset"},
     {"context"},
     {"summary"},
@@ -68,7 +69,7 @@ RAY_ALLOWED = (
     "raydist.collectives.ray_backend",
     "raydist.compat.ray_internals",
 )
-WITHOUT_TORCH = ("core", "options", "pipelines", "image", "text", "dataset")
+WITHOUT_TORCH = ("core", "options", "pipelines", "image", "text", "video", "dataset", "datasets")
 TORCH_AT_IMPORT = (
     "raydist.dataset.to_torch",  # a class of torch's: see Dataset.to_torch
     *(

@@ -7,7 +7,7 @@ import io
 import json
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 import raydist as rd
+from tests.datasets.image_files import write_idx
 from tests.hostile.mutants import Mutant
 from tests.pipelines.formats.test_tar_samples import write_tar
 from tests.pipelines.sources.saved_hub_dataset import save_to_disk
@@ -202,6 +203,28 @@ def _read_tar(path: str) -> rd.Dataset:
     return rd.Dataset.from_tar(path, members=["txt", "cls"])
 
 
+def _write_idx_files(path: Path, suffix: str = "") -> None:
+    write_idx(path, "train", ROWS, suffix)
+
+
+def _read_idx(path: str) -> rd.Dataset:
+    found: rd.Dataset = rd.load("mnist", "train", data_dir=path)
+    return found
+
+
+class _Squares(rd.DatasetBuilder):
+    """Numbers."""
+
+    name = "hostile_squares"
+
+    def splits(self) -> Mapping[str, Callable[[], Any]]:
+        return {"train": lambda: [{"x": x, "rows": np.arange(x % 3), "text": f"row {x}"} for x in range(ROWS)]}
+
+
+def _prepare(path: Path) -> None:
+    _Squares(path).prepare()
+
+
 CASES = {
     case.name: case
     for case in (
@@ -230,6 +253,9 @@ CASES = {
             rd.Dataset.from_numpy,
             _npz_members,
         ),
+        FileCase("idx", _write_idx_files, _read_idx),
+        FileCase("idx.gz", lambda path: _write_idx_files(path, ".gz"), _read_idx, _everything),
+        FileCase("prepared", _prepare, lambda path: _Squares(path).as_dataset("train"), _everything),
         FileCase("a.png", _write_image, _read_image, _everything),
         FileCase("a.jpeg", _write_image, _read_image),
         FileCase("a.tfrecord", _write_records, rd.TFRecordDataset, _everything, _at_a_border),

@@ -148,6 +148,25 @@ def _files_in(path: str) -> tuple[_StoredFiles, Mapping[str, Any], Mapping[str, 
     return _StoredFiles(tuple(os.path.join(path, name) for name in names)), features or {}, table_format
 
 
+def saved_splits(path: str) -> dict[str, str]:
+    """Return the directory of each split that a `save_to_disk` wrote to `path`; "train" if it wrote a single one.
+
+    Raises:
+        DataLossError: The list of the splits is damaged.
+        InvalidArgumentError: It names a directory elsewhere.
+    """
+    listed = os.path.join(path, "dataset_dict.json")
+    if not os.path.exists(listed):
+        return {"train": path}
+    splits = _read_json(listed).get("splits")
+    if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
+        raise data_loss(listed, 0, f"The file must list the splits of a dataset, got {splits!r:.200}")
+    for split in splits:
+        if os.path.basename(split) != split or split in ("", ".", ".."):
+            raise InvalidArgumentError(f"The splits of {path!r} must lie in it, but {listed!r} names {split!r}.")
+    return {split: os.path.join(path, split) for split in splits}
+
+
 def _read_json(path: str) -> dict[str, Any]:
     try:
         found = json.loads(read_file(path))

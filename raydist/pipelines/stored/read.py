@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -64,6 +64,20 @@ def state_at(manifest: Manifest, row: int) -> IteratorState:
     return {"at": {"file": file, "at": [chunk], "size": 0}, "skip": inside}
 
 
+def saved_rows(op: TableFilesOp, file_format: SavedFormat, start: int, stop: int) -> tuple[TableFilesOp, int, int]:
+    """Return an operation with the rows `start` .. `stop` - 1 of a whole saved dataset, and their numbers in it.
+
+    The operation begins with the chunk of row `start`, and ends with the file of row `stop` - 1.
+    """
+    first, chunk, inside = file_format.manifest.position(start)
+    last = file_format.manifest.position(max(start, stop - 1))[0]
+    paths, parts = op.paths[first : last + 1], file_format.manifest.parts[first : last + 1]
+    left_out = sum(each.rows for part in parts[:1] for each in part.blocks[:chunk])
+    num_rows = sum(part.num_rows for part in parts) - left_out
+    begun = replace(file_format, begin=(paths[0], chunk)) if chunk else file_format
+    return replace(op, paths=paths, format=begun, num_rows=num_rows), inside, inside + stop - start
+
+
 @dataclass(frozen=True, eq=False)
 class SavedFormat(TableFormat):
     """The file format of saved datasets. The manifest lists the chunks of each file; a chunk is one record batch."""
@@ -73,6 +87,8 @@ class SavedFormat(TableFormat):
     root: str = ""  # directory of the files
     files: dict[str, StoredFile] = field(default_factory=dict)  # files to read, by path
     max_chunk_bytes: int | None = field(default=None, metadata={"fingerprint": False})  # see :meth:`Container.reader`
+    # A file, and the first of its chunks to read: of a file of which the beginning is left out.
+    begin: tuple[str, int] = field(default=("", 0), metadata={"fingerprint": "if given"})
     label = ""
 
     @property
@@ -93,7 +109,8 @@ class SavedFormat(TableFormat):
         except BaseException:
             opened.file.close()
             raise
-        return SavedReader(self.manifest, path, part, opened, container, position[0] if position else 0)
+        start = position[0] if position else self.begin[1] if path == self.begin[0] else 0
+        return SavedReader(self.manifest, path, part, opened, container, start)
 
     def _container(self, opened: OpenFile, path: str, part: StoredFile) -> ContainerReader:
         try:
