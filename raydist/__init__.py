@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raydist import feature as feature
     from raydist import image as image
     from raydist import summary as summary
     from raydist import text as text
@@ -135,6 +136,8 @@ if TYPE_CHECKING:
     from raydist.training.callbacks.log_callbacks import CSVLogger as CSVLogger
     from raydist.training.callbacks.log_callbacks import ProgressBar as ProgressBar
     from raydist.training.callbacks.tensor_board import TensorBoard as TensorBoard
+    from raydist.training.feature_layers import DenseFeatures as DenseFeatures
+    from raydist.training.feature_layers import LinearModel as LinearModel
     from raydist.training.metrics import Mean as Mean
     from raydist.training.model import Model as Model
     from raydist.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
@@ -170,6 +173,7 @@ _MODULE_OF = {
     "DatasetOp": "raydist.pipelines.engine.op",
     "DatasetSpec": "raydist.pipelines.elements.spec",
     "DeadlineExceededError": "raydist.core.errors",
+    "DenseFeatures": "raydist.training.feature_layers",
     "DistributedDataset": "raydist.distributed_dataset",
     "DistributedIterator": "raydist.distributed_dataset",
     "EarlyStopping": "raydist.training.callbacks.early_stopping",
@@ -189,6 +193,7 @@ _MODULE_OF = {
     "InvalidArgumentError": "raydist.core.errors",
     "LambdaCallback": "raydist.training.callbacks.callback",
     "LearningRateScheduler": "raydist.training.callbacks.learning_rates",
+    "LinearModel": "raydist.training.feature_layers",
     "MaxSizePartitioner": "raydist.parameter_servers.slices",
     "Mean": "raydist.training.metrics",
     "MinSizePartitioner": "raydist.parameter_servers.slices",
@@ -257,6 +262,7 @@ _MODULE_OF = {
     "clip_grad_norm_": "raydist.sharding.clipping",
     "close_all": "raydist.strategies.hosted",
     "compute_average_loss": "raydist.strategies.functions",
+    "feature": "raydist",
     "get_global_step": "raydist.strategies.functions",
     "get_replica_context": "raydist.strategies.functions",
     "get_strategy": "raydist.strategies.functions",

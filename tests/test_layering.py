@@ -9,7 +9,7 @@ LAYERS = (
     {"core"},
     {"options"},
     {"pipelines"},
-    {"image", "text", "compat"},
+    {"feature", "image", "text", "compat"},
     {"collectives", "utils", "cluster"},
     {"tpu_slices"},
     {"parameter_servers"},
@@ -68,7 +68,7 @@ RAY_ALLOWED = (
     "raydist.collectives.ray_backend",
     "raydist.compat.ray_internals",
 )
-WITHOUT_TORCH = ("core", "options", "pipelines", "image", "text", "dataset")
+WITHOUT_TORCH = ("core", "options", "pipelines", "feature", "image", "text", "dataset")
 TORCH_AT_IMPORT = (
     "raydist.dataset.to_torch",  # a class of torch's: see Dataset.to_torch
     *(
