@@ -161,8 +161,8 @@ class Quantiles(_Statistic):
             self._levels[level], level = _NONE, level + 1
         self._levels[level : level + 1] = [block]
 
-    def at(self, probabilities: Array) -> tuple[Array, float]:
-        """Return `numpy.quantile` of all values, or with blocks the values of about these ranks; and the smallest."""
+    def at(self, probabilities: Array) -> tuple[Array, Array]:
+        """Return `numpy.quantile` of all values, or with blocks the values of about these ranks; and what is kept."""
         self._take_in()
         values, counts = self._block
         for block in self._levels:
@@ -170,24 +170,22 @@ class Quantiles(_Statistic):
         ends = np.append(np.cumsum(counts), np.inf)
         values = np.append(values, values[-1:])
         if not len(values):
-            return values, np.nan
+            return values, values
         if self._levels:
-            return values[np.searchsorted(ends, probabilities * ends[-2])], values[0]
+            return values[np.searchsorted(ends, probabilities * ends[-2])], values
         places = probabilities * (ends[-2] - 1)
         share = places - np.floor(places)
         low, high = (values[np.searchsorted(ends, np.floor(places) + step, side="right")] for step in (0, 1))
         # As numpy rounds it: from the nearer end.
-        return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share)), values[0]
+        return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share)), values
 
     def adapted(self, column: BucketizedColumn) -> FeatureColumn:
         count = column.boundaries.num_buckets  # type: ignore[union-attr]  # not known yet
-        found, smallest = self.at(np.arange(1, count) / count)
-        found = np.unique(found[found > smallest])
-        if not len(found):
-            raise InvalidArgumentError(
-                f"Values of {self._column.key!r} must differ for AdaptedBoundaries, got {smallest} for most of them. Give "
-                "the boundaries as a list."
-            )
+        found, values = self.at(np.arange(1, count) / count)
+        if not len(values):
+            raise InvalidArgumentError(f"The data must have a value of {self._column.key!r}, got none, or NaN alone.")
+        found = found[found > values[0]] if found[-1] > values[0] else values[1:2]  # else most are the smallest one
+        found = np.unique(found)
         if self._is_normalized_later:
             found = np.unique(column.source_column.normalizer_fn(found))  # type: ignore[misc]  # there is one
         return replace(column, boundaries=tuple(found.tolist()))

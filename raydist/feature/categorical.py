@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +16,11 @@ from raydist.feature.columns import (
     CategoricalColumn,
     FeatureBatch,
     Ids,
+    PartColumn,
     float_array,
     known,
     number_dtype,
     number_feature,
-    require_categorical,
     require_count,
     require_key,
     set_fields,
@@ -132,7 +133,7 @@ class VocabularyColumn(KeyColumn):
     """
 
     key: str
-    vocabulary_list: tuple[Any, ...] | AdaptedVocabulary
+    vocabulary_list: Sequence[Any] | AdaptedVocabulary
     dtype: Any = None
     default_value: int = -1
     num_oov_buckets: int = 0
@@ -214,8 +215,8 @@ def categorical_column_with_vocabulary_file(
     terms: list[Any] = [line.removesuffix(b"\r") for line in (lines[:-1] if lines[-1] == b"" else lines)]
     if vocabulary_size is not None and not 1 <= vocabulary_size <= len(terms):
         raise InvalidArgumentError(
-            f"vocabulary_size must be between 1 and the number of lines of {path_text(vocabulary_file)!r}, {len(terms)}, "
-            f"got {vocabulary_size}."
+            f"vocabulary_size must be >= 1 and at most the {len(terms)} lines of {path_text(vocabulary_file)!r}, got "
+            f"{vocabulary_size}."
         )
     terms = terms[:vocabulary_size]
     if _id_dtype(dtype) == "int64":
@@ -275,15 +276,15 @@ class IdentityColumn(KeyColumn):
             return rows.with_values(np.where(outside, self.default_value, rows.values)), None
         if (rows.values >= self.number_buckets).any():
             raise InvalidArgumentError(
-                f"Values of {self.key!r} must be below num_buckets={self.number_buckets}, got {rows.values.max()}. Give "
-                "the column more buckets, or a default_value."
+                f"Values of {self.key!r} must be below num_buckets={self.number_buckets}, got {rows.values.max()}. "
+                "Give the column more buckets, or a default_value."
             )
         return rows.with_values(np.maximum(rows.values, -1)), None
 
 
 @final
 @dataclass(frozen=True)
-class WeightedColumn(CategoricalColumn):
+class WeightedColumn(PartColumn, CategoricalColumn):
     """The ids of a column, with a weight for each from another feature.
 
     Args:
@@ -309,22 +310,19 @@ class WeightedColumn(CategoricalColumn):
     dtype: Any = "float32"
 
     def __post_init__(self) -> None:
-        require_categorical(self.categorical_column)
+        self.require_part()
         require_key(self.weight_feature_key)
         set_fields(self, dtype=number_dtype(self.dtype))
 
     @property
-    def name(self) -> str:
-        return f"{self.categorical_column.name}_weighted_by_{self.weight_feature_key}"
+    def kind(self) -> str:  # type: ignore[override]  # a class constant elsewhere
+        """The end of the column's name."""
+        return f"weighted_by_{self.weight_feature_key}"
 
     @property
     def parse_example_spec(self) -> dict[str, Any]:
         weights = {self.weight_feature_key: VarLenFeature(number_feature(self.dtype))}
         return {**self.categorical_column.parse_example_spec, **weights}
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return (self.categorical_column,)
 
     @property
     def num_buckets(self) -> int:
@@ -364,7 +362,7 @@ class CrossedColumn(CategoricalColumn):
     [[402], [849], [402]]
     """
 
-    keys: tuple[str | CategoricalColumn, ...]
+    keys: Sequence[str | CategoricalColumn]
     hash_bucket_size: int
     hash_key: int | None = None
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from raydist.feature.sparse_rows import Array, SparseRows
 from raydist.pipelines.elements.spec import as_dtype
 from raydist.pipelines.tf_example.features import FixedLenFeature
 
+COMBINERS = ("mean", "sqrtn", "sum")
 Ids = tuple[SparseRows, SparseRows | None]
 """Ids of rows, and their weights."""
 
@@ -106,6 +107,38 @@ class CategoricalColumn(FeatureColumn):
         return ids.padded(-1) if weights is None else {"ids": ids.padded(-1), "weights": weights.padded(0)}
 
 
+class PartColumn(FeatureColumn):
+    """A column that is made of one categorical column.
+
+    Attributes:
+        categorical_column: This column.
+    """
+
+    categorical_column: CategoricalColumn
+    kind: ClassVar[str]
+    """The end of the column's name."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.categorical_column.name}_{self.kind}"
+
+    @property
+    def parse_example_spec(self) -> dict[str, Any]:
+        return self.categorical_column.parse_example_spec
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self.categorical_column,)
+
+    def require_part(self) -> None:
+        """Raise InvalidArgumentError unless the part is a categorical column."""
+        if not isinstance(self.categorical_column, CategoricalColumn):
+            raise InvalidArgumentError(
+                "categorical_column must be made by categorical_column_with_..., crossed_column or bucketized_column, "
+                f"got {self.categorical_column!r:.100}."
+            )
+
+
 @final
 @dataclass(frozen=True)
 class NumericColumn(FeatureColumn):
@@ -129,7 +162,7 @@ class NumericColumn(FeatureColumn):
     """
 
     key: str
-    shape: tuple[int, ...] = (1,)
+    shape: Any = (1,)
     default_value: Any = None
     dtype: Any = "float32"
     normalizer_fn: Callable[[Any], Any] | None = None
@@ -191,7 +224,7 @@ class BucketizedColumn(CategoricalColumn):
     """
 
     source_column: NumericColumn
-    boundaries: tuple[float, ...] | AdaptedBoundaries
+    boundaries: Sequence[float] | AdaptedBoundaries
 
     def __post_init__(self) -> None:
         source, given = self.source_column, self.boundaries
@@ -217,7 +250,7 @@ class BucketizedColumn(CategoricalColumn):
 
     @property
     def num_buckets(self) -> int:
-        return self.source_column.shape[0] * (len(known(self, self.boundaries)) + 1)
+        return int(self.source_column.shape[0]) * (len(known(self, self.boundaries)) + 1)
 
     def transform(self, batch: FeatureBatch) -> Array:
         """Return the bucket of each value, int64 (rows, values)."""
@@ -233,7 +266,7 @@ class BucketizedColumn(CategoricalColumn):
 
 @final
 @dataclass(frozen=True)
-class IndicatorColumn(FeatureColumn):
+class IndicatorColumn(PartColumn):
     """How often each id occurs in a row, or the sum of its weights: float32 (rows, num_buckets).
 
     Args:
@@ -251,21 +284,10 @@ class IndicatorColumn(FeatureColumn):
     """
 
     categorical_column: CategoricalColumn
+    kind: ClassVar[str] = "indicator"
 
     def __post_init__(self) -> None:
-        require_categorical(self.categorical_column)
-
-    @property
-    def name(self) -> str:
-        return f"{self.categorical_column.name}_indicator"
-
-    @property
-    def parse_example_spec(self) -> dict[str, Any]:
-        return self.categorical_column.parse_example_spec
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return (self.categorical_column,)
+        self.require_part()
 
     def transform(self, batch: FeatureBatch) -> Array:
         ids, weights = batch.ids(self.categorical_column)
@@ -278,7 +300,7 @@ class IndicatorColumn(FeatureColumn):
 
 @final
 @dataclass(frozen=True)
-class EmbeddingColumn(FeatureColumn):
+class EmbeddingColumn(PartColumn):
     """Ids whose rows of a table `rd.DenseFeatures` learns and combines.
 
     Args:
@@ -312,29 +334,18 @@ class EmbeddingColumn(FeatureColumn):
     max_norm: float | None = None
     trainable: bool = True
     sharded: bool = False
+    kind: ClassVar[str] = "embedding"
 
     def __post_init__(self) -> None:
-        require_categorical(self.categorical_column)
+        self.require_part()
         require_count("dimension", self.dimension)
-        if self.combiner not in ("mean", "sqrtn", "sum"):
-            raise InvalidArgumentError(f"combiner must be 'mean', 'sqrtn' or 'sum', got {self.combiner!r}.")
+        if self.combiner not in COMBINERS:
+            raise InvalidArgumentError(f"combiner must be one of {', '.join(COMBINERS)}, got {self.combiner!r}.")
         if self.initializer is not None and (self.sharded or not callable(self.initializer)):
             raise InvalidArgumentError(
                 f"initializer must be a function that fills a tensor, and None with sharded=True, got "
                 f"{self.initializer!r:.100} with sharded={self.sharded}."
             )
-
-    @property
-    def name(self) -> str:
-        return f"{self.categorical_column.name}_embedding"
-
-    @property
-    def parse_example_spec(self) -> dict[str, Any]:
-        return self.categorical_column.parse_example_spec
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return (self.categorical_column,)
 
     def transform(self, batch: FeatureBatch) -> Any:
         """Return what the categorical column's `transform` returns."""
@@ -360,7 +371,7 @@ def make_parse_example_spec(feature_columns: Iterable[FeatureColumn]) -> dict[st
         for key, feature in column.parse_example_spec.items():
             if repr(found.setdefault(key, feature)) != repr(feature):
                 raise InvalidArgumentError(
-                    f"Columns must agree on the feature {key!r}, got {found[key]} and {feature}. Parse it under two names."
+                    f"Columns must agree on the feature {key!r}, got {found[key]} and {feature}. Parse it twice."
                 )
     return found
 
@@ -423,15 +434,6 @@ def require_count(name: str, value: Any, least: int = 1) -> None:
     """Raise InvalidArgumentError unless this is an integer of at least `least`."""
     if not isinstance(value, int) or not least <= value < 2**63:
         raise InvalidArgumentError(f"{name} must be an int >= {least}, got {value!r:.100}.")
-
-
-def require_categorical(column: Any) -> None:
-    """Raise InvalidArgumentError unless this is a categorical column."""
-    if not isinstance(column, CategoricalColumn):
-        raise InvalidArgumentError(
-            f"categorical_column must be made by categorical_column_with_..., crossed_column or bucketized_column, got "
-            f"{column!r:.100}."
-        )
 
 
 def known(column: FeatureColumn, value: Any) -> tuple[Any, ...]:

@@ -82,15 +82,15 @@ def columns_of_file(path: Any, custom_objects: Mapping[str, Any]) -> tuple[Featu
             raise ValueError("the checksum is of other content")
         if document["version"] != _VERSION:
             raise InvalidArgumentError(
-                f"{shown!r} has format version {document['version']!r:.100}, this raydist reads version {_VERSION}. Load "
-                "it with the version of raydist that wrote it."
+                f"{shown!r} has format version {document['version']!r:.100}, this raydist reads version {_VERSION}. "
+                "Load it with the version of raydist that wrote it."
             )
         return _Decoder(custom_objects).columns(document["content"])
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         if isinstance(error, RaydistError):
             raise
         raise DataLossError(
-            f"{shown!r} is no whole file of a feature space ({error!r:.200}): it is damaged or of another kind. Use a copy.",
+            f"{shown!r} is no whole file of a feature space ({error!r:.200}). It is damaged, or another: use a copy.",
             path=shown,
         ) from error
 
@@ -115,8 +115,8 @@ class _Decoder:
             case {"function": function, "of": column}:
                 if column not in self._custom_objects:
                     raise InvalidArgumentError(
-                        f"custom_objects must have the function of the column {column!r}, {function!r:.100} when it was "
-                        "saved. Give it: load(path, custom_objects={...})."
+                        f"custom_objects must have the function of the column {column!r}, saved as {function!r:.100}. "
+                        "Give it: load(path, custom_objects={...})."
                     )
                 return self._custom_objects[column]
             case {"class": name, **settings}:

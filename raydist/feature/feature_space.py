@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, final
 
@@ -56,7 +56,7 @@ class FeatureSpace:
     [[1.2247449159622192]] [[0]]
     """
 
-    columns: tuple[FeatureColumn, ...]
+    columns: Sequence[FeatureColumn]
 
     def __post_init__(self) -> None:
         columns = tuple(self.columns) if isinstance(self.columns, Iterable) else (self.columns,)

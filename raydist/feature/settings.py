@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -33,8 +34,8 @@ class Normalization:
     [[0.0], [2.0]]
     """
 
-    mean: tuple[float, ...] | None = None
-    variance: tuple[float, ...] | None = None
+    mean: float | Sequence[float] | None = None
+    variance: float | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.variance is None):
@@ -43,9 +44,9 @@ class Normalization:
             )
         for name in ("mean", "variance"):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None:  # as a tuple, so that the object can be hashed
                 object.__setattr__(self, name, tuple(np.asarray(value, np.float64).ravel().tolist()))
-        if self.variance is not None and not all(value >= 0 for value in self.variance):
+        if self.variance is not None and not (np.asarray(self.variance) >= 0).all():
             raise InvalidArgumentError(f"A variance must be >= 0, got {self.variance}.")
 
     @property
@@ -65,7 +66,7 @@ class Normalization:
         if self.mean is None or self.variance is None:
             raise InvalidArgumentError("A Normalization must be adapted to data. Call FeatureSpace.adapt first.")
         array = np.asarray(values, np.float64)
-        shape = array.shape[1:] if len(self.mean) > 1 else ()
+        shape = array.shape[1:] if np.size(self.mean) > 1 else ()
         deviation = np.maximum(np.sqrt(np.reshape(self.variance, shape)), _EPSILON)
         return (array - np.reshape(self.mean, shape)) / deviation
 
@@ -75,9 +76,10 @@ class Normalization:
 class AdaptedBoundaries:
     """Boundaries that `FeatureSpace.adapt` finds, so that each bucket gets about as many values of the data.
 
-    They are `numpy.quantile` of the values at 1 / n, 2 / n, ... for n buckets, without those that are equal, or not
-    above the smallest value; NaN does not count. They are exact for up to 131,072 different values of a column. With
-    more, memory stays at about 10 MB, and the rank of each boundary is off by at most 0.03 % (of 10^9 values).
+    They are `numpy.quantile` of the values at 1 / n, 2 / n, ... for n buckets, without equal ones and without the
+    smallest value; if nothing is left, the next larger value. NaN does not count. They are exact for up to 131,072
+    different values. With more, memory stays at about 10 MB, and the rank of each boundary is off by at most 0.03 % (of
+    10^9 values).
 
     Args:
         num_buckets: Number of buckets, >= 2; fewer if boundaries are equal.

@@ -213,6 +213,6 @@ def require_equal_counts(rows: SparseRows, other: SparseRows, key: str, other_ke
     """Raise InvalidArgumentError unless two features have as many values as each other in every row."""
     if rows.num_rows != other.num_rows or (rows.counts != other.counts).any():
         raise InvalidArgumentError(
-            f"{other_key!r} must have one value for each value of {key!r} in every row, got {other.counts.tolist()!s:.80} "
-            f"values for {rows.counts.tolist()!s:.80}."
+            f"{other_key!r} must have one value for each value of {key!r} in every row, got "
+            f"{other.counts.tolist()!s:.80} values for {rows.counts.tolist()!s:.80}."
         )

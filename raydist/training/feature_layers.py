@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from raydist.core.errors import InvalidArgumentError
 from raydist.feature.columns import (
+    COMBINERS,
     BucketizedColumn,
     CategoricalColumn,
     EmbeddingColumn,
@@ -62,7 +63,9 @@ class DenseFeatures(nn.Module):
         for column in _sorted(columns):
             kind, width = _dense_part(column)
             if isinstance(column, EmbeddingColumn):
-                _add(self.embeddings, column.name, _table_of(column))
+                settings = {name: getattr(column, name) for name in ("initializer", "max_norm", "trainable", "sharded")}
+                table = IdTable(column.categorical_column.num_buckets, width, column.combiner, **settings)
+                _add(self.embeddings, column.name, table)
             self._parts.append((column.name, kind, width))
             self.out_features += width if not isinstance(column, BucketizedColumn) else column.num_buckets
 
@@ -102,8 +105,8 @@ def _dense_part(column: FeatureColumn) -> tuple[str, int]:
         case EmbeddingColumn():
             return "embedding", column.dimension
     raise InvalidArgumentError(
-        f"Columns of DenseFeatures must give numbers, {column.name!r} gives ids. Put it into rd.feature.indicator_column or "
-        "rd.feature.embedding_column."
+        f"Columns of DenseFeatures must give numbers, {column.name!r} gives ids. Put it into "
+        "rd.feature.indicator_column or rd.feature.embedding_column."
     )
 
 
@@ -115,11 +118,10 @@ class LinearModel(nn.Module):
         columns: Numeric, bucketized, categorical, crossed, weighted and indicator columns, or a `FeatureSpace` of such.
         units: Number of outputs.
         sparse_combiner: How several ids of a row are combined: "sum", "mean" or "sqrtn", see `embedding_column`.
-        sharded: The weights of ids are rows of an `rd.ShardedEmbedding` for each column.
 
     Attributes:
-        weights: The weights by the column's name, in which "." is replaced by "_": `torch.nn.Linear` for numbers, a
-            table with a row for each id otherwise.
+        weights: By the column's name with "_weights", "." replaced by "_": a `torch.nn.Linear` for numbers, else a
+            module whose `weight` has a row for each id.
         bias: The bias, (units,).
 
     Raises:
@@ -138,27 +140,23 @@ class LinearModel(nn.Module):
     """
 
     def __init__(
-        self,
-        columns: FeatureSpace | Sequence[FeatureColumn],
-        units: int = 1,
-        sparse_combiner: str = "sum",
-        *,
-        sharded: bool = False,
+        self, columns: FeatureSpace | Sequence[FeatureColumn], units: int = 1, sparse_combiner: str = "sum"
     ) -> None:
         super().__init__()
         self.weights = nn.ModuleDict()
         self.bias = nn.Parameter(torch.zeros(units))
-        self._bucket_offsets: dict[str, int] = {}
-        self._names: list[str] = []
+        self._parts: list[tuple[str, int]] = []
         for column in _sorted(columns):
             if isinstance(column, EmbeddingColumn):
-                raise InvalidArgumentError(
-                    f"Columns of LinearModel must have no table, got {column.name!r}. Leave it out."
-                )
-            self._names.append(column.name)
-            _add(self.weights, f"{column.name}_weights", _linear_weights(column, units, sparse_combiner, sharded))
-            if isinstance(column, BucketizedColumn):
-                self._bucket_offsets[column.name] = column.num_buckets // column.source_column.shape[0]
+                raise InvalidArgumentError(f"Columns of LinearModel must have no table, got {column.name!r}. Drop it.")
+            weights: nn.Module
+            if isinstance(column, CategoricalColumn):
+                weights = IdTable(column.num_buckets, units, sparse_combiner, initializer=nn.init.zeros_)
+            else:
+                weights = nn.Linear(_dense_part(column)[1], units, bias=False)
+                nn.init.zeros_(weights.weight)
+            _add(self.weights, f"{column.name}_weights", weights)
+            self._parts.append((column.name, _dense_part(column)[1] if isinstance(column, BucketizedColumn) else 0))
 
     def forward(self, features: Features) -> torch.Tensor:
         """Return the weighted sum of each example.
@@ -173,30 +171,22 @@ class LinearModel(nn.Module):
             InvalidArgumentError: The batch lacks a column.
         """
         result: torch.Tensor = self.bias
-        for name in self._names:
+        for name, num_buckets in self._parts:
             value, weights = _entry(features, name), self.weights[_module_name(f"{name}_weights")]
-            if name in self._bucket_offsets:  # each value of the column has buckets of its own
-                value = value + self._bucket_offsets[name] * torch.arange(value.shape[1], device=value.device)
+            if num_buckets:  # each value of a bucketized column has buckets of its own
+                value = value + num_buckets * torch.arange(value.shape[1], device=value.device)
             if isinstance(weights, nn.Linear):
                 value = value.flatten(1).to(weights.weight.dtype)
             result = result + weights(value)
         return result
 
 
-def _linear_weights(column: FeatureColumn, units: int, combiner: str, sharded: bool) -> nn.Module:
-    if isinstance(column, CategoricalColumn):
-        return IdTable(column.num_buckets, units, combiner, initializer=nn.init.zeros_, sharded=sharded)
-    weights = nn.Linear(_dense_part(column)[1], units, bias=False)
-    nn.init.zeros_(weights.weight)
-    return weights
-
-
 @final
 class IdTable(nn.Module):
-    """A table of rows that are combined over the ids of an example.
+    """A table of rows, which are combined over the ids of an example; see `embedding_column`.
 
     Attributes:
-        weight: The rows, (num_rows, dim). A sharded table is the ShardedEmbedding `rows` instead.
+        weight: The rows, (num_rows, dim); a sharded table is the ShardedEmbedding `rows` instead.
     """
 
     def __init__(
@@ -211,61 +201,40 @@ class IdTable(nn.Module):
         sharded: bool = False,
     ) -> None:
         super().__init__()
-        if combiner not in ("mean", "sqrtn", "sum"):
-            raise InvalidArgumentError(f"The combiner must be 'mean', 'sqrtn' or 'sum', got {combiner!r}.")
+        if combiner not in COMBINERS:
+            raise InvalidArgumentError(f"The combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}.")
         self.combiner, self.max_norm, self.num_rows = combiner, max_norm, num_rows
-        if sharded:
-            # One more row, which does not exist, stands for no id.
-            self.rows = ShardedEmbedding(
-                num_rows + 1,
-                dim,
-                padding_idx=num_rows,
-                initializer="zeros" if initializer is nn.init.zeros_ else "normal",
-                scale=1 / math.sqrt(dim),
-            )
+        deviation = 1 / math.sqrt(dim)
+        self.rows: ShardedEmbedding | None = None
+        if sharded:  # one more row, which does not exist, stands for no id
+            self.rows = ShardedEmbedding(num_rows + 1, dim, padding_idx=num_rows, scale=deviation)
             self.rows.weight.requires_grad_(trainable)
+            return
+        self.weight = nn.Parameter(torch.empty(num_rows, dim), requires_grad=trainable)
+        if initializer is None:
+            nn.init.trunc_normal_(self.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
         else:
-            self.weight = nn.Parameter(torch.empty(num_rows, dim), requires_grad=trainable)
             with torch.no_grad():
-                (initializer or _truncated_normal)(self.weight)
+                initializer(self.weight)
 
     def forward(self, entry: Any) -> torch.Tensor:
         """Return the combined rows of ids, with weights if there are any, as FeatureSpace.transform gives them."""
         ids, weights = (entry["ids"], entry["weights"]) if isinstance(entry, Mapping) else (entry, None)
-        ids = ids.long()
-        is_known = ids >= 0
-        factors = is_known.to(torch.get_default_dtype()) if weights is None else weights * is_known
-        if self.combiner != "sum":
-            factors = factors.clamp(min=0)  # TensorFlow drops weights that are not positive
-        if hasattr(self, "rows"):
-            found = self.rows(torch.where(is_known, ids, self.num_rows))
-        else:
+        ids, is_known = ids.long(), ids >= 0
+        if self.rows is None:
             found = functional.embedding(ids.clamp(min=0), self.weight)
-        factors = factors.to(found.dtype).unsqueeze(-1)
+        else:
+            found = self.rows(torch.where(is_known, ids, self.num_rows))
         if self.max_norm is not None:
             found = found * (self.max_norm / found.norm(dim=-1, keepdim=True).clamp(min=self.max_norm))
-        total: torch.Tensor = (found * factors).sum(1)
+        factors = (is_known if weights is None else weights * is_known).to(found.dtype).unsqueeze(-1)
         if self.combiner == "sum":
+            total: torch.Tensor = (found * factors).sum(1)
             return total
+        factors = factors.clamp(min=0)  # TensorFlow drops weights that are not positive
         divisor = factors.sum(1) if self.combiner == "mean" else factors.square().sum(1).sqrt()
-        return total / torch.where(divisor > 0, divisor, 1)
-
-
-def _table_of(column: EmbeddingColumn) -> IdTable:
-    return IdTable(
-        column.categorical_column.num_buckets,
-        column.dimension,
-        column.combiner,
-        initializer=column.initializer,
-        max_norm=column.max_norm,
-        trainable=column.trainable,
-        sharded=column.sharded,
-    )
-
-
-def _truncated_normal(weight: torch.Tensor) -> None:
-    deviation = 1 / math.sqrt(weight.shape[1])
-    nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        mean: torch.Tensor = (found * factors).sum(1) / torch.where(divisor > 0, divisor, 1)
+        return mean
 
 
 def _sorted(columns: FeatureSpace | Sequence[FeatureColumn]) -> list[FeatureColumn]:
@@ -285,8 +254,6 @@ def _add(modules: nn.ModuleDict, name: str, module: nn.Module) -> None:
 
 def _entry(features: Features, name: str) -> Any:
     if name not in features:
-        known = ", ".join(map(repr, features))
-        raise InvalidArgumentError(
-            f"The batch must have the column {name!r}, got {known}. Make it by FeatureSpace.transform."
-        )
+        found = ", ".join(map(repr, features))
+        raise InvalidArgumentError(f"The batch must be of FeatureSpace.transform and have {name!r}, got {found}.")
     return features[name]

@@ -1,7 +1,7 @@
 """Write `tensorflow_values.json`: TensorFlow's results for the columns of `tensorflow_cases.py`.
 
-    pip install tensorflow-cpu==2.21.0 tf_keras==2.21.0
-    TF_USE_LEGACY_KERAS=1 PYTHONPATH=. python tests/feature/record_tensorflow.py
+pip install tensorflow-cpu==2.21.0 tf_keras==2.21.0
+TF_USE_LEGACY_KERAS=1 PYTHONPATH=. python tests/feature/record_tensorflow.py
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def ids_of(column: Any) -> list[list[int]]:
 def linear(columns: str, vocabulary: str) -> Any:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         made = eval(columns, names(vocabulary))
-        result = tf.compat.v1.feature_column.linear_model(features(), made, units=2, cols_to_vars=(variables := {}))
+        variables: dict[Any, Any] = {}
+        result = tf.compat.v1.feature_column.linear_model(features(), made, units=2, cols_to_vars=variables)
         session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.tables_initializer()])
-        for each in variables.values():
-            for variable in each:
-                values = table_values(*variable.shape) if len(variable.shape) > 1 else np.array([0.5, -0.5])
-                session.run(variable.assign(values))
+        for variable in (variable for each in variables.values() for variable in each):
+            values = table_values(*variable.shape) if len(variable.shape) > 1 else np.array([0.5, -0.5])
+            session.run(variable.assign(values))
         return session.run(result).tolist()
 
 

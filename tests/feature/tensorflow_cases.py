@@ -66,7 +66,10 @@ DENSE = [
     _SIZES,
     *(f"fc.indicator_column({column})" for column in CATEGORICAL if "2147483647" not in column),
     *(f"fc.embedding_column({_TERMS}, 3, combiner={each!r}, initializer=table)" for each in ("mean", "sqrtn", "sum")),
-    *(f"fc.embedding_column({_WEIGHTED}, 2, combiner={each!r}, initializer=table)" for each in ("mean", "sqrtn", "sum")),
+    *(
+        f"fc.embedding_column({_WEIGHTED}, 2, combiner={each!r}, initializer=table)"
+        for each in ("mean", "sqrtn", "sum")
+    ),
     f"fc.embedding_column({_WORDS}, 2, initializer=table, max_norm=0.5)",
     f"fc.embedding_column({_WEIGHTED}, 4, combiner='sum', initializer=table, max_norm=1.0)",
     f"fc.embedding_column({_AGE}, 2, initializer=table)",

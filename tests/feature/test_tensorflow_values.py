@@ -43,7 +43,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"fc": rd.feature, "table": table, "int64": "int64", "file": file}
 
 
-def transformed(columns: list[Any]) -> dict[str, Any]:
+def transformed(columns: list[Any]) -> Any:
     return as_tensors(rd.feature.FeatureSpace(tuple(columns)).transform(features()))
 
 
@@ -56,7 +56,11 @@ def test_hashes() -> None:
     assert [hash_ % (2**63 - 1) for hash_ in hashes.tolist()] == VALUES["hashes"]
     # Of the tests of Google's FarmHash, of its ports and of TensorFlow.
     known = {b"": 11160318154034397263, b"a": 12917804110809363939, b"hello": 13009744463427800296}
-    known |= {b"1234567890123456": 17239105360639788068, b"b" * 128: 17638211491968783095, b"a" * 64: 5893282057753879417}
+    known |= {
+        b"1234567890123456": 17239105360639788068,
+        b"b" * 128: 17638211491968783095,
+        b"a" * 64: 5893282057753879417,
+    }
     assert fingerprint64(pa.array(list(known), pa.large_binary())).tolist() == list(known.values())
 
 
@@ -68,7 +72,9 @@ def test_ids(expression: str, names: dict[str, Any]) -> None:
         found = found + torch.arange(found.shape[1]) * (len(column.boundaries) + 1)
     ids = found["ids"] if isinstance(found, dict) else found
     expected = VALUES["ids"][expression]
-    assert [[id_ for id_ in row if id_ >= 0] for row in ids.tolist()] == [[id_ for id_ in row if id_ >= 0] for row in expected]
+    assert [[id_ for id_ in row if id_ >= 0] for row in ids.tolist()] == [
+        [id_ for id_ in row if id_ >= 0] for row in expected
+    ]
 
 
 @pytest.mark.parametrize("expression", DENSE)
@@ -85,6 +91,7 @@ def test_linear_models(expression: str, names: dict[str, Any]) -> None:
     model = rd.LinearModel(columns, units=2)
     with torch.no_grad():
         model.bias.copy_(torch.tensor([0.5, -0.5]))
+        weights: Any
         for weights in model.weights.values():
             weight = weights.weight.T if isinstance(weights, torch.nn.Linear) else weights.weight
             weight.copy_(torch.from_numpy(table_values(*weight.shape)))
