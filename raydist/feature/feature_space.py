@@ -90,7 +90,7 @@ class FeatureSpace:
         >>> rd.feature.FeatureSpace([age]).adapt([{"age": np.array([1.0, 3.0])}]).columns[0].normalizer_fn
         Normalization(mean=(2.0,), variance=(1.0,))
         """
-        return replace(self, columns=tuple(adapted_columns(self.columns, _elements(dataset))))
+        return replace(self, columns=tuple(adapted_columns(self.columns, map(self._as_batch, _elements(dataset)))))
 
     def transform(self, features: Mapping[str, Any], *, batched: bool | None = None) -> dict[str, Any]:
         """Return the columns' values for a batch, or for one element: its results have no axis of rows.
@@ -110,15 +110,20 @@ class FeatureSpace:
         >>> space.transform({"words": "d", "size": 3})
         {'words': array([5]), 'size': array([3.], dtype=float32)}
         """
-        if batched is None:
-            keys = {key for column in self.columns for key in column.parse_example_spec}
-            batched = not any(_is_scalar(features[key]) for key in keys if key in features)
-        batch = FeatureBatch(features if batched else _Single(features))
+        given = self._as_batch(features, batched)
+        batch, batched = FeatureBatch(given), given is features
         results = {column.name: batch.transformed(column) for column in self.columns}
         counts = {name: len(_first(value)) for name, value in results.items()}
         if len(set(counts.values())) > 1:
             raise InvalidArgumentError(f"Features of a batch must have one number of rows, got {counts!s:.300}.")
         return results if batched else {name: _only(value) for name, value in results.items()}
+
+    def _as_batch(self, features: Mapping[str, Any], batched: bool | None = None) -> Mapping[str, Any]:
+        """Return the features of a batch themselves, those of one element as a batch of one row."""
+        if batched is None:
+            keys = {key for column in self.columns for key in column.parse_example_spec}
+            batched = not any(_is_scalar(features[key]) for key in keys if key in features)
+        return features if batched else _Single(features)
 
     def save(self, path: Any) -> None:
         """Write the columns as JSON, with all that they know of the data. Returns when the file is on disk.

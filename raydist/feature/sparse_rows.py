@@ -162,9 +162,12 @@ def _values(array: Array, key: str) -> Any:
     if array.dtype.kind not in "OSU":
         raise SpecError(f"Values of {key!r} must be integers or strings, got {array.dtype}. Convert them in a map.")
     try:
-        return pa.array(array.tolist(), pa.large_binary()).dictionary_encode()
+        texts = pa.array(array.tolist(), pa.large_binary())
     except (pa.ArrowException, UnicodeError, TypeError) as error:
         raise SpecError(f"Values of {key!r} must be integers, bytes or valid str, got others: {error}.") from error
+    if texts.null_count:
+        raise SpecError(f"Values of {key!r} must be integers, bytes or valid str, got None. Replace it in a map by ''.")
+    return texts.dictionary_encode()
 
 
 def _is_there(distinct: pa.LargeBinaryArray) -> Array:
