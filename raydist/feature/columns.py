@@ -102,7 +102,11 @@ class CategoricalColumn(FeatureColumn):
         """
 
     def transform(self, batch: FeatureBatch) -> Any:
-        """Return int64 (rows, most ids), padded with -1; with weights a dict of "ids" and "weights"."""
+        """Return int64 (rows, most ids), padded with -1; with weights a dict of "ids" and "weights".
+
+        Args:
+            batch: The features.
+        """
         ids, weights = batch.ids(self)
         return ids.padded(-1) if weights is None else {"ids": ids.padded(-1), "weights": weights.padded(0)}
 
