@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
-from raydist.core.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.feature.categorical import VocabularyColumn
 from raydist.feature.columns import (
     BucketizedColumn,
@@ -139,6 +139,7 @@ class Quantiles(_Statistic):
                 f"{column.shape} and Normalization(). Bucketize a numeric_column without it."
             )
         self._new: list[Array] = []
+        self._num_new = 0
         self._block = _NONE
         self._levels: list[_Weighted] = []  # _NONE where a level has no block
 
@@ -147,11 +148,13 @@ class Quantiles(_Statistic):
         if normalizer is not None and not self._is_normalized_later:
             values = np.asarray(normalizer(values), np.float64)
         self._new.append(values[~np.isnan(values)])
-        if sum(map(len, self._new)) > _BUFFERED:
+        self._num_new += values.size
+        if self._num_new > _BUFFERED:
             self._take_in()
 
     def _take_in(self) -> None:
-        new, self._new = np.unique(np.concatenate([np.zeros(0), *self._new]), return_counts=True), []
+        new = np.unique(np.concatenate([np.zeros(0), *self._new]), return_counts=True)
+        self._new, self._num_new = [], 0
         self._block = _merged(self._block, new)
         if len(self._block[0]) <= self._most:
             return
@@ -219,6 +222,8 @@ class TermCounts(_Statistic):
         else:
             different, counts = np.unique(rows.values, return_counts=True)
             terms = different.tolist()
+        if terms and self._counts and type(terms[0]) is not type(next(iter(self._counts))):
+            raise SpecError(f"Values of {self._column.key!r} must be all strings, or all integers, got both.")
         self._counts.update(dict(zip(terms, counts.tolist(), strict=True)))
         if len(self._counts) > self._most:
             # Take from all counts the one in the middle, as Misra and Gries do, and drop terms that have none left.

@@ -381,16 +381,21 @@ class CrossedColumn(CategoricalColumn):
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        return tuple(leaf for key in self.keys for leaf in (key.parts if isinstance(key, CrossedColumn) else (key,)))
+        return tuple(self.keys)
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The keys, with the keys of crossed columns in the place of these."""
+        return [leaf for key in self.keys for leaf in (key.leaves if isinstance(key, CrossedColumn) else [key])]
 
     @property
     def name(self) -> str:
-        return "_X_".join(sorted(part if isinstance(part, str) else part.name for part in self.parts))
+        return "_X_".join(sorted(leaf if isinstance(leaf, str) else leaf.name for leaf in self.leaves))
 
     @property
     def parse_example_spec(self) -> dict[str, Any]:
         specs = [
-            {part: VarLenFeature(bytes)} if isinstance(part, str) else part.parse_example_spec for part in self.parts
+            {leaf: VarLenFeature(bytes)} if isinstance(leaf, str) else leaf.parse_example_spec for leaf in self.leaves
         ]
         return {key: feature for spec in specs for key, feature in spec.items()}
 
@@ -399,7 +404,7 @@ class CrossedColumn(CategoricalColumn):
         return self.hash_bucket_size
 
     def ids(self, batch: FeatureBatch) -> Ids:
-        rows = [batch.rows(part) if isinstance(part, str) else batch.ids(part)[0].as_ragged() for part in self.parts]
+        rows = [batch.rows(leaf) if isinstance(leaf, str) else batch.ids(leaf)[0].as_ragged() for leaf in self.leaves]
         # TensorFlow's kernel gets sparse and dense features as two lists, and crosses the sparse ones first.
         rows.sort(key=lambda each: each.places is not None)
         hashes = crossed(rows, self.hash_key or _DEFAULT_HASH_KEY, self.name)

@@ -71,6 +71,9 @@ def test_boundaries_of_normalized_numbers_are_normalized() -> None:
     adapted: Any = space.adapt([{"age": np.array([1.0, 2.0, 3.0, 6.0])}]).columns
     assert adapted[1].boundaries == tuple(adapted[0].normalizer_fn(np.array([2.5])))
     assert adapted[1].source_column is adapted[0], "what columns share stays shared"
+    nested = fc.crossed_column(["age", fc.crossed_column([space.columns[1], "age"], 5)], 9)  # type: ignore[list-item]
+    (column,) = fc.FeatureSpace([nested]).adapt([{"age": np.array([1.0, 2.0, 3.0, 6.0])}]).columns
+    assert column.keys[1].keys[0] == adapted[1]  # type: ignore[attr-defined]
     logs = fc.bucketized_column(fc.numeric_column("age", normalizer_fn=np.log2), fc.AdaptedBoundaries(2))
     (found,) = fc.FeatureSpace([logs]).adapt([{"age": np.array([1.0, 4.0, 16.0])}]).columns
     assert found.boundaries == (2.0,)  # type: ignore[attr-defined]
@@ -311,7 +314,11 @@ CATEGORICAL: st.SearchStrategy[Any] = st.one_of(
     st.builds(fc.categorical_column_with_identity, KEYS, st.integers(5, 99), st.none() | st.integers(0, 4)),
 )
 UNHASHED = CATEGORICAL.filter(lambda column: not hasattr(column, "hash_bucket_size"))
-CROSSED = st.builds(fc.crossed_column, st.lists(UNHASHED | KEYS, min_size=2, max_size=3), st.integers(1, 99))
+CROSSED = st.recursive(
+    UNHASHED | KEYS,
+    lambda keys: st.builds(fc.crossed_column, st.lists(keys, min_size=2, max_size=3), st.integers(1, 99)),
+    max_leaves=4,
+).filter(lambda column: hasattr(column, "hash_bucket_size"))
 WEIGHTED = st.builds(fc.weighted_categorical_column, CATEGORICAL, KEYS)
 COLUMNS = st.one_of(
     *(NUMERIC, CATEGORICAL, CROSSED, WEIGHTED, st.builds(fc.indicator_column, CATEGORICAL | CROSSED | WEIGHTED)),
@@ -455,6 +462,7 @@ def test_what_cannot_be_adapted_to() -> None:
         (ask, [{"x": np.array([np.inf])}], "with 1 infinite values"),
         (ask, [{"x": np.array([np.nan])}], "must have a value of 'x', got none, or NaN alone"),
         (word, [{"x": ["a", "b"]}], "must have a term of 'x', got none for AdaptedVocabulary"),
+        (word, [{"x": ["a"]}, {"x": np.array([1])}], "must be all strings, or all integers, got both"),
         (word, [{"x": np.array([1.5])}], "must be integers or strings"),
     ]
     for space, data, message in cases:
