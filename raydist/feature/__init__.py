@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from raydist.feature.categorical import CrossedColumn as crossed_column
 from raydist.feature.categorical import HashedColumn as categorical_column_with_hash_bucket
+from raydist.feature.categorical import IdentityColumn as categorical_column_with_identity
 from raydist.feature.categorical import VocabularyColumn as categorical_column_with_vocabulary_list
 from raydist.feature.categorical import WeightedColumn as weighted_categorical_column
-from raydist.feature.categorical import categorical_column_with_identity as categorical_column_with_identity
 from raydist.feature.categorical import (
     categorical_column_with_vocabulary_file as categorical_column_with_vocabulary_file,
 )

@@ -21,12 +21,12 @@ from raydist.feature.columns import (
     known,
     number_dtype,
     number_feature,
-    require_count,
     require_key,
     set_fields,
+    text_spec,
 )
-from raydist.feature.settings import AdaptedVocabulary
-from raydist.feature.sparse_rows import Array, SparseRows, crossed, hash_buckets, require_equal_counts
+from raydist.feature.settings import AdaptedVocabulary, require_count
+from raydist.feature.sparse_rows import Array, SparseRows, crossed, hash_buckets
 from raydist.pipelines.elements.spec import as_dtype
 from raydist.pipelines.formats.files import path_text, read_file
 from raydist.pipelines.tf_example.features import VarLenFeature
@@ -43,7 +43,7 @@ class KeyColumn(CategoricalColumn):
     """
 
     key: str
-    dtype: Any
+    dtype: Any = "int64"
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class KeyColumn(CategoricalColumn):
 
     @property
     def parse_example_spec(self) -> dict[str, Any]:
-        return {self.key: VarLenFeature("int64" if self.dtype == "int64" else bytes)}
+        return {self.key: VarLenFeature("int64")} if self.dtype == "int64" else text_spec(self.key)
 
     def rows(self, batch: FeatureBatch) -> SparseRows:
         """Return the values that are there.
@@ -101,7 +101,8 @@ class HashedColumn(KeyColumn):
         set_fields(self, dtype=_id_dtype(self.dtype))
 
     @property
-    def num_buckets(self) -> int:
+    def num_buckets(self) -> int:  # type: ignore[override]  # a field elsewhere
+        """Number of ids."""
         return self.hash_bucket_size
 
     def ids(self, batch: FeatureBatch) -> Ids:
@@ -157,7 +158,8 @@ class VocabularyColumn(KeyColumn):
         set_fields(self, dtype=dtype)
 
     @property
-    def num_buckets(self) -> int:
+    def num_buckets(self) -> int:  # type: ignore[override]  # a field elsewhere
+        """Number of ids."""
         return len(known(self, self.vocabulary_list)) + self.num_oov_buckets
 
     @cached_property
@@ -227,8 +229,10 @@ def categorical_column_with_vocabulary_file(
     return VocabularyColumn(key, tuple(terms), dtype, -1 if default_value is None else default_value, num_oov_buckets)
 
 
-def categorical_column_with_identity(key: str, num_buckets: int, default_value: int | None = None) -> IdentityColumn:
-    """Return a column of ids that the feature has already: integers below `num_buckets`. Negative ones are ignored.
+@final
+@dataclass(frozen=True)
+class IdentityColumn(KeyColumn):
+    """Ids that the feature has already: integers below `num_buckets`. Negative ones are ignored.
 
     Args:
         key: Name of the feature, and of the column.
@@ -244,39 +248,27 @@ def categorical_column_with_identity(key: str, num_buckets: int, default_value: 
     >>> rd.feature.FeatureSpace([column]).transform({"video": np.array([7, 100])})["video"].tolist()
     [[7], [0]]
     """
-    return IdentityColumn(key, num_buckets, default_value)  # whose field cannot have the name of a property
-
-
-@final
-@dataclass(frozen=True)
-class IdentityColumn(KeyColumn):
-    """See categorical_column_with_identity."""
 
     key: str
-    number_buckets: int
+    num_buckets: int
     default_value: int | None = None
-    dtype: str = "int64"
 
     def __post_init__(self) -> None:
         require_key(self.key)
-        require_count("num_buckets", self.number_buckets)
-        if self.default_value is not None and not 0 <= self.default_value < self.number_buckets:
+        require_count("num_buckets", self.num_buckets)
+        if self.default_value is not None and not 0 <= self.default_value < self.num_buckets:
             raise InvalidArgumentError(
-                f"default_value of {self.key!r} must be one of the {self.number_buckets} ids, got {self.default_value}."
+                f"default_value of {self.key!r} must be one of the {self.num_buckets} ids, got {self.default_value}."
             )
-
-    @property
-    def num_buckets(self) -> int:
-        return self.number_buckets
 
     def ids(self, batch: FeatureBatch) -> Ids:
         rows = self.rows(batch)
         if self.default_value is not None:
-            outside = (rows.values < 0) | (rows.values >= self.number_buckets)
+            outside = (rows.values < 0) | (rows.values >= self.num_buckets)
             return rows.with_values(np.where(outside, self.default_value, rows.values)), None
-        if (rows.values >= self.number_buckets).any():
+        if (rows.values >= self.num_buckets).any():
             raise InvalidArgumentError(
-                f"Values of {self.key!r} must be below num_buckets={self.number_buckets}, got {rows.values.max()}. "
+                f"Values of {self.key!r} must be below num_buckets={self.num_buckets}, got {rows.values.max()}. "
                 "Give the column more buckets, or a default_value."
             )
         return rows.with_values(np.maximum(rows.values, -1)), None
@@ -325,7 +317,8 @@ class WeightedColumn(PartColumn, CategoricalColumn):
         return {**self.categorical_column.parse_example_spec, **weights}
 
     @property
-    def num_buckets(self) -> int:
+    def num_buckets(self) -> int:  # type: ignore[override]  # a field elsewhere
+        """Number of ids."""
         return self.categorical_column.num_buckets
 
     def ids(self, batch: FeatureBatch) -> Ids:
@@ -333,7 +326,11 @@ class WeightedColumn(PartColumn, CategoricalColumn):
         ids, weights = batch.ids(self.categorical_column)[0], SparseRows.of(batch.feature(key), key, are_numbers=True)
         if weights.places is not None and ids.places is not None and len(weights.places) == len(ids.places):
             weights = weights.kept(ids.places)
-        require_equal_counts(ids, weights, self.categorical_column.name, key)
+        if not np.array_equal(ids.counts, weights.counts):
+            raise InvalidArgumentError(
+                f"{key!r} must have one value for each value of {self.categorical_column.name!r} in every row, got "
+                f"{weights.counts.tolist()!s:.80} values for {ids.counts.tolist()!s:.80}."
+            )
         return ids, weights.with_values(float_array(weights.values, self.dtype))
 
 
@@ -393,14 +390,8 @@ class CrossedColumn(CategoricalColumn):
         return "_X_".join(sorted(leaf if isinstance(leaf, str) else leaf.name for leaf in self.leaves))
 
     @property
-    def parse_example_spec(self) -> dict[str, Any]:
-        specs = [
-            {leaf: VarLenFeature(bytes)} if isinstance(leaf, str) else leaf.parse_example_spec for leaf in self.leaves
-        ]
-        return {key: feature for spec in specs for key, feature in spec.items()}
-
-    @property
-    def num_buckets(self) -> int:
+    def num_buckets(self) -> int:  # type: ignore[override]  # a field elsewhere
+        """Number of ids."""
         return self.hash_bucket_size
 
     def ids(self, batch: FeatureBatch) -> Ids:

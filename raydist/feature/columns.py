@@ -10,10 +10,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.feature.settings import AdaptedBoundaries
+from raydist.feature.settings import AdaptedBoundaries, require_count
 from raydist.feature.sparse_rows import Array, SparseRows
 from raydist.pipelines.elements.spec import as_dtype
-from raydist.pipelines.tf_example.features import FixedLenFeature
+from raydist.pipelines.tf_example.features import FixedLenFeature, VarLenFeature
 
 COMBINERS = ("mean", "sqrtn", "sum")
 Ids = tuple[SparseRows, SparseRows | None]
@@ -64,14 +64,15 @@ class FeatureColumn(ABC):
         """TensorFlow's name of the column."""
 
     @property
-    @abstractmethod
-    def parse_example_spec(self) -> dict[str, Any]:
-        """The features of a tf.train.Example that the column reads, for `rd.parse_example`."""
+    def parts(self) -> tuple[Any, ...]:
+        """The columns, or keys of features of strings, that the column is made of."""
+        return ()
 
     @property
-    def parts(self) -> tuple[Any, ...]:
-        """The columns, or keys of features, that the column is made of."""
-        return ()
+    def parse_example_spec(self) -> dict[str, Any]:
+        """The features of a tf.train.Example that the column reads, for `rd.parse_example`."""
+        specs = (part.parse_example_spec if isinstance(part, FeatureColumn) else text_spec(part) for part in self.parts)
+        return {key: feature for spec in specs for key, feature in spec.items()}
 
     @abstractmethod
     def transform(self, batch: FeatureBatch) -> Any:
@@ -86,12 +87,13 @@ class FeatureColumn(ABC):
 
 
 class CategoricalColumn(FeatureColumn):
-    """A column of ids from 0 to `num_buckets` - 1, any number of them in each row."""
+    """A column of ids from 0 to `num_buckets` - 1, any number of them in each row.
 
-    @property
-    @abstractmethod
-    def num_buckets(self) -> int:
-        """Number of ids."""
+    Attributes:
+        num_buckets: Number of ids.
+    """
+
+    num_buckets: int
 
     @abstractmethod
     def ids(self, batch: FeatureBatch) -> Ids:
@@ -125,10 +127,6 @@ class PartColumn(FeatureColumn):
     @property
     def name(self) -> str:
         return f"{self.categorical_column.name}_{self.kind}"
-
-    @property
-    def parse_example_spec(self) -> dict[str, Any]:
-        return self.categorical_column.parse_example_spec
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -245,15 +243,12 @@ class BucketizedColumn(CategoricalColumn):
         return f"{self.source_column.name}_bucketized"
 
     @property
-    def parse_example_spec(self) -> dict[str, Any]:
-        return self.source_column.parse_example_spec
-
-    @property
     def parts(self) -> tuple[Any, ...]:
         return (self.source_column,)
 
     @property
-    def num_buckets(self) -> int:
+    def num_buckets(self) -> int:  # type: ignore[override]  # a field elsewhere
+        """Number of ids."""
         return int(self.source_column.shape[0]) * (len(known(self, self.boundaries)) + 1)
 
     def transform(self, batch: FeatureBatch) -> Array:
@@ -418,6 +413,11 @@ def number_feature(dtype: str) -> str:
     return "float32" if dtype.startswith("float") else "int64"
 
 
+def text_spec(key: str) -> dict[str, Any]:
+    """Return the description of a feature of strings, any number of them."""
+    return {key: VarLenFeature(bytes)}
+
+
 def set_fields(column: FeatureColumn, **values: Any) -> None:
     """Set fields of a frozen column that is being made."""
     for name, value in values.items():
@@ -432,12 +432,6 @@ def require_key(key: Any) -> None:
     """Raise InvalidArgumentError unless this can be the name of a feature."""
     if not isinstance(key, str) or not key:
         raise InvalidArgumentError(f"The key of a feature must be a str that is not empty, got {key!r:.100}.")
-
-
-def require_count(name: str, value: Any, least: int = 1) -> None:
-    """Raise InvalidArgumentError unless this is an integer of at least `least`."""
-    if not isinstance(value, int) or not least <= value < 2**63:
-        raise InvalidArgumentError(f"{name} must be an int >= {least}, got {value!r:.100}.")
 
 
 def known(column: FeatureColumn, value: Any) -> tuple[Any, ...]:

@@ -13,6 +13,12 @@ from raydist.core.errors import InvalidArgumentError
 _EPSILON = 1e-7  # Keras's
 
 
+def require_count(name: str, value: Any, least: int = 1) -> None:
+    """Raise InvalidArgumentError unless this is an integer of at least `least`."""
+    if not isinstance(value, int) or not least <= value < 2**63:
+        raise InvalidArgumentError(f"{name} must be an int >= {least}, got {value!r:.100}.")
+
+
 @final
 @dataclass(frozen=True)
 class Normalization:
@@ -98,8 +104,7 @@ class AdaptedBoundaries:
     num_buckets: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_buckets, int) or self.num_buckets < 2:
-            raise InvalidArgumentError(f"num_buckets must be an int >= 2, got {self.num_buckets!r}.")
+        require_count("num_buckets", self.num_buckets, least=2)
 
 
 @final
@@ -128,7 +133,5 @@ class AdaptedVocabulary:
     min_count: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_terms", "min_count"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise InvalidArgumentError(f"{name} must be an int >= 1, got {value!r}.")
+        require_count("max_terms", 1 if self.max_terms is None else self.max_terms)
+        require_count("min_count", self.min_count)

@@ -39,13 +39,8 @@ class SparseRows:
     def of(cls, feature: Any, key: str, *, are_numbers: bool = False) -> Self:
         """Return the rows of a feature of a batch; a dense array of shape (n,) or (n, k) has n rows.
 
-        Args:
-            feature: The feature.
-            key: Its name, for messages.
-            are_numbers: True for numbers, False for integers or strings.
-
         Raises:
-            SpecError: The feature holds other values, or has another shape.
+            SpecError: The feature holds something else than integers or strings (numbers), or has another shape.
         """
         flat, splits, is_dense = _flatten(feature, key)
         array = _array(flat)
@@ -84,7 +79,7 @@ class SparseRows:
         """Drop the entries of a dense array that stand for no value: -1, or an empty string."""
         if self.places is None:
             return self
-        kept = self.map(_is_there) if self.is_text else self.values != -1
+        kept = self.map(lambda texts: pc.binary_length(texts).to_numpy() > 0) if self.is_text else self.values != -1
         return self if kept.all() else self.kept(kept)
 
     def kept(self, places: Array) -> Self:
@@ -170,16 +165,6 @@ def _values(array: Array, key: str) -> Any:
     return texts.dictionary_encode()
 
 
-def _is_there(distinct: pa.LargeBinaryArray) -> Array:
-    there: Array = pc.binary_length(distinct).to_numpy() > 0
-    return there
-
-
-def as_text(distinct: Any) -> pa.LargeBinaryArray:
-    """Return strings as they are, and integers as decimal strings."""
-    return distinct if isinstance(distinct, pa.Array) else pa.array(distinct.astype("S20"), pa.large_binary())
-
-
 def hash_buckets(distinct: Any, num_buckets: int) -> Array:
     """Return the bucket of each string, or of each integer by its decimal string, as TensorFlow numbers them.
 
@@ -188,7 +173,8 @@ def hash_buckets(distinct: Any, num_buckets: int) -> Array:
     >>> hash_buckets(pa.array([b"a", b"d"], pa.large_binary()), 10).tolist(), hash_buckets(np.array([7]), 10).tolist()
     ([9, 5], [8])
     """
-    return (fingerprint64(as_text(distinct)) % np.uint64(num_buckets)).astype(np.int64)
+    texts = distinct if isinstance(distinct, pa.Array) else pa.array(distinct.astype("S20"), pa.large_binary())
+    return (fingerprint64(texts) % np.uint64(num_buckets)).astype(np.int64)
 
 
 def crossed(parts: Sequence[SparseRows], hash_key: int, name: str) -> SparseRows:
@@ -210,12 +196,3 @@ def crossed(parts: Sequence[SparseRows], hash_key: int, name: str) -> SparseRows
         values = part.map(fingerprint64) if part.is_text else part.values.astype(np.uint64)
         owners, hashes = owners[first], fingerprint_cat64(hashes[first], values[second])
     return SparseRows(hashes, np.searchsorted(owners, np.arange(num_rows + 1)))
-
-
-def require_equal_counts(rows: SparseRows, other: SparseRows, key: str, other_key: str) -> None:
-    """Raise InvalidArgumentError unless two features have as many values as each other in every row."""
-    if rows.num_rows != other.num_rows or (rows.counts != other.counts).any():
-        raise InvalidArgumentError(
-            f"{other_key!r} must have one value for each value of {key!r} in every row, got "
-            f"{other.counts.tolist()!s:.80} values for {rows.counts.tolist()!s:.80}."
-        )

@@ -161,6 +161,8 @@ def test_a_sharded_table_is_like_another(combiner: str, max_norm: float | None) 
 
 def test_tables_as_their_columns_ask() -> None:
     job = fc.categorical_column_with_hash_bucket("a.b", 1000)
+    still: Any = rd.DenseFeatures([fc.embedding_column(job, 2, trainable=False, sharded=True)])
+    assert not any(parameter.requires_grad for parameter in still.parameters())
     fixed = fc.embedding_column(job, 16, trainable=False)
     table: Any = rd.DenseFeatures([fixed]).embeddings["a_b_embedding"]
     assert not table.weight.requires_grad

@@ -199,6 +199,14 @@ def test_frequent_terms_are_kept_in_bounded_memory() -> None:
     assert len(found.vocabulary_list) == len(exact)
 
 
+def test_a_term_that_becomes_frequent_late_is_kept() -> None:
+    counts = TermCounts(fc.categorical_column_with_vocabulary_list("x", fc.AdaptedVocabulary()), most=200)
+    counts.update(FeatureBatch({"x": np.repeat(np.arange(150), 1000 + np.arange(150))}))
+    for part in range(40):
+        counts.update(FeatureBatch({"x": np.append(np.full(50, 777), 10_000 + 200 * part + np.arange(200))}))
+    assert counts._counts[777] >= 40 * 50 - 2 * (161_175 + 40 * 250) / 200
+
+
 def test_vocabulary_files(tmp_path: Path) -> None:
     file = tmp_path / "terms"
     file.write_bytes(b"b\xff\r\na\n7\n")
