@@ -21,6 +21,7 @@ from raydist.feature.columns import (
     known,
     number_dtype,
     number_feature,
+    require_categorical,
     require_key,
     set_fields,
     text_spec,
@@ -302,7 +303,7 @@ class WeightedColumn(PartColumn, CategoricalColumn):
     dtype: Any = "float32"
 
     def __post_init__(self) -> None:
-        self.require_part()
+        require_categorical(self.categorical_column)
         require_key(self.weight_feature_key)
         set_fields(self, dtype=number_dtype(self.dtype))
 

@@ -132,14 +132,6 @@ class PartColumn(FeatureColumn):
     def parts(self) -> tuple[Any, ...]:
         return (self.categorical_column,)
 
-    def require_part(self) -> None:
-        """Raise InvalidArgumentError unless the part is a categorical column."""
-        if not isinstance(self.categorical_column, CategoricalColumn):
-            raise InvalidArgumentError(
-                "categorical_column must be made by categorical_column_with_..., crossed_column or bucketized_column, "
-                f"got {self.categorical_column!r:.100}."
-            )
-
 
 @final
 @dataclass(frozen=True)
@@ -286,7 +278,7 @@ class IndicatorColumn(PartColumn):
     kind: ClassVar[str] = "indicator"
 
     def __post_init__(self) -> None:
-        self.require_part()
+        require_categorical(self.categorical_column)
 
     def transform(self, batch: FeatureBatch) -> Array:
         ids, weights = batch.ids(self.categorical_column)
@@ -336,7 +328,7 @@ class EmbeddingColumn(PartColumn):
     kind: ClassVar[str] = "embedding"
 
     def __post_init__(self) -> None:
-        self.require_part()
+        require_categorical(self.categorical_column)
         require_count("dimension", self.dimension)
         if self.combiner not in COMBINERS:
             raise InvalidArgumentError(f"combiner must be one of {', '.join(COMBINERS)}, got {self.combiner!r}.")
@@ -432,6 +424,15 @@ def require_key(key: Any) -> None:
     """Raise InvalidArgumentError unless this can be the name of a feature."""
     if not isinstance(key, str) or not key:
         raise InvalidArgumentError(f"The key of a feature must be a str that is not empty, got {key!r:.100}.")
+
+
+def require_categorical(column: Any) -> None:
+    """Raise InvalidArgumentError unless this is a categorical column."""
+    if not isinstance(column, CategoricalColumn):
+        raise InvalidArgumentError(
+            "categorical_column must be made by categorical_column_with_..., crossed_column or bucketized_column, got "
+            f"{column!r:.100}."
+        )
 
 
 def known(column: FeatureColumn, value: Any) -> tuple[Any, ...]:

@@ -55,11 +55,6 @@ class Normalization:
         if self.variance is not None and not (np.asarray(self.variance) >= 0).all():
             raise InvalidArgumentError(f"A variance must be >= 0, got {self.variance}.")
 
-    @property
-    def is_known(self) -> bool:
-        """False before `FeatureSpace.adapt`."""
-        return self.mean is not None
-
     def __call__(self, values: Any) -> Any:
         """Normalize a batch.
 
