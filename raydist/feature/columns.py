@@ -164,7 +164,7 @@ class NumericColumn(FeatureColumn):
     def __post_init__(self) -> None:
         require_key(self.key)
         shape = tuple(self.shape) if isinstance(self.shape, tuple | list) else (self.shape,)
-        if not all(isinstance(size, int) and size >= 1 for size in shape):
+        if not shape or not all(isinstance(size, int) and size >= 1 for size in shape):
             raise InvalidArgumentError(f"shape of {self.key!r} must hold integers >= 1, got {self.shape!r}.")
         if self.normalizer_fn is not None and not callable(self.normalizer_fn):
             raise InvalidArgumentError(f"normalizer_fn must be a function or None, got {self.normalizer_fn!r:.100}.")

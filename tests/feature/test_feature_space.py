@@ -392,6 +392,7 @@ WORD = fc.categorical_column_with_hash_bucket("word", 3)
 MAKING: list[tuple[str, str]] = [
     ("fc.numeric_column('')", "a str that is not empty, got ''"),
     ("fc.numeric_column('x', shape=0)", "must hold integers >= 1, got 0"),
+    ("fc.numeric_column('x', shape=())", "must hold integers >= 1, got \\(\\)"),
     ("fc.numeric_column('x', dtype='bool')", "integer or floating one, got 'bool'"),
     ("fc.numeric_column('x', default_value='a')", "default_value must be one float32 value"),
     ("fc.numeric_column('x', normalizer_fn=3)", "function or None, got 3"),
