@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raydist import feature as feature
     from raydist import image as image
     from raydist import summary as summary
     from raydist import text as text
@@ -142,6 +143,8 @@ if TYPE_CHECKING:
     from raydist.training.callbacks.log_callbacks import CSVLogger as CSVLogger
     from raydist.training.callbacks.log_callbacks import ProgressBar as ProgressBar
     from raydist.training.callbacks.tensor_board import TensorBoard as TensorBoard
+    from raydist.training.feature_layers import DenseFeatures as DenseFeatures
+    from raydist.training.feature_layers import LinearModel as LinearModel
     from raydist.training.metrics import Mean as Mean
     from raydist.training.model import Model as Model
     from raydist.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
@@ -179,6 +182,7 @@ _MODULE_OF = {
     "DatasetOp": "raydist.pipelines.engine.op",
     "DatasetSpec": "raydist.pipelines.elements.spec",
     "DeadlineExceededError": "raydist.core.errors",
+    "DenseFeatures": "raydist.training.feature_layers",
     "DistributedDataset": "raydist.distributed_dataset",
     "DistributedIterator": "raydist.distributed_dataset",
     "EarlyStopping": "raydist.training.callbacks.early_stopping",
@@ -198,6 +202,7 @@ _MODULE_OF = {
     "InvalidArgumentError": "raydist.core.errors",
     "LambdaCallback": "raydist.training.callbacks.callback",
     "LearningRateScheduler": "raydist.training.callbacks.learning_rates",
+    "LinearModel": "raydist.training.feature_layers",
     "MaxSizePartitioner": "raydist.parameter_servers.slices",
     "Mean": "raydist.training.metrics",
     "MinSizePartitioner": "raydist.parameter_servers.slices",
@@ -268,6 +273,7 @@ _MODULE_OF = {
     "close_all": "raydist.strategies.hosted",
     "builder": "raydist.datasets.loading",
     "compute_average_loss": "raydist.strategies.functions",
+    "feature": "raydist",
     "get_global_step": "raydist.strategies.functions",
     "get_replica_context": "raydist.strategies.functions",
     "get_strategy": "raydist.strategies.functions",

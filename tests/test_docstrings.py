@@ -1,8 +1,8 @@
 """Everything that can be reached from `rd` is described: docstrings, parameters, and examples that run.
 
-What is public is a name of `rd`, `rd.image` or `rd.text`, and of each class what it and its bases in raydist define
-without an underscore: methods, properties, and attributes (fields, settings, members of an enum, what methods set).
-An attribute is described by a line in its class's `Attributes:` or `Args:`, or by a string below it.
+What is public is a name of `rd`, `rd.image`, `rd.text` or `rd.feature`, and of each class what it and its bases in
+raydist define without an underscore: methods, properties, and attributes (fields, settings, members of an enum, what
+methods set). An attribute is described by a line in its class's `Attributes:` or `Args:`, or by a string below it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ LAYERS = (
     {"core"},
     {"options"},
     {"pipelines"},
-    {"image", "text", "video", "compat"},
+    {"feature", "image", "text", "video", "compat"},
     {"collectives", "utils", "cluster"},
     {"tpu_slices"},
     {"parameter_servers"},
@@ -69,7 +69,7 @@ RAY_ALLOWED = (
     "raydist.collectives.ray_backend",
     "raydist.compat.ray_internals",
 )
-WITHOUT_TORCH = ("core", "options", "pipelines", "image", "text", "video", "dataset", "datasets")
+WITHOUT_TORCH = ("core", "options", "pipelines", "feature", "image", "text", "video", "dataset", "datasets")
 TORCH_AT_IMPORT = (
     "raydist.dataset.to_torch",  # a class of torch's: see Dataset.to_torch
     *(

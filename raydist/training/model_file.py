@@ -26,8 +26,8 @@ from raydist.checkpoints.tensor_file import write_safetensors
 from raydist.collectives.tensors import flat_bytes
 from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError
 from raydist.parameter_servers.sharded_embedding import SavedRows
-from raydist.pipelines.formats.files import local_path, path_text, shown_uri
-from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
+from raydist.pipelines.formats.files import local_path, path_text
+from raydist.pipelines.stored.directory_files import directory_of_file
 from raydist.training.architecture import architecture_of, build_module
 
 _CHUNK_BYTES = 8 << 20
@@ -86,18 +86,9 @@ def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tens
     """Write a file, by its path or URI, atomically: readers find the old or the new file, also after a crash."""
     text = _as_json(manifest)
     header = {MANIFEST_KEY: text, DIGEST_KEY: _digest(text)}
-    directory, name = _place(path_text(path))
+    directory, name = directory_of_file(path_text(path), "A model")
     directory.make()
     directory.replace_by(name, lambda file: write_safetensors(file, name, tensors, metadata=header))
-
-
-def _place(path: str) -> tuple[DirectoryFiles, str]:
-    local = local_path(path)
-    plain, mark, query = (path if local is None else os.path.abspath(local)).partition("?" if local is None else "\0")
-    parent, _, name = plain.rpartition("/")
-    if not name:
-        raise InvalidArgumentError(f"A model is saved in a file, but {shown_uri(path)!r} names none.")
-    return directory_files(f"{parent}{mark}{query}" if parent else "/"), name
 
 
 def _as_json(manifest: ModelManifest) -> str:
@@ -121,7 +112,7 @@ def read_model_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tenso
     local = local_path(text)
     if local is not None:
         return _read(Path(local))
-    directory, name = _place(text)
+    directory, name = directory_of_file(text, "A model")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / name
         if directory.exists(name):

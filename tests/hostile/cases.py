@@ -168,6 +168,20 @@ def _read_model(path: str) -> Iterator[Any]:
     yield np.array([optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]])
 
 
+def _write_features(path: Path) -> None:
+    age = rd.feature.numeric_column("age", normalizer_fn=rd.feature.Normalization(40.5, 9.25))
+    job = rd.feature.categorical_column_with_vocabulary_list("job", ["cook", "baker", "pilot"], num_oov_buckets=2)
+    ages = rd.feature.bucketized_column(age, [18, 40, 65])
+    crossed = rd.feature.crossed_column([ages, job], 100)
+    rd.feature.FeatureSpace([age, ages, job, rd.feature.embedding_column(crossed, 4)]).save(path)
+
+
+def _read_features(path: str) -> Iterator[Any]:
+    space = rd.feature.FeatureSpace.load(path)
+    yield from map(repr, space.columns)
+    yield space.transform({"age": np.array([17.0, 65.0]), "job": ["baker", "nurse"]})
+
+
 def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer, rd.State]:
     module = _model()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
@@ -262,6 +276,7 @@ CASES = {
         FileCase("saved", lambda path: _saved().save(str(path)), rd.Dataset.load, _everything),
         FileCase("saved.zstd", lambda path: _saved().save(str(path), compression="ZSTD"), rd.Dataset.load, _everything),
         FileCase("model.safetensors", _write_model, _read_model, _everything),
+        FileCase("features.json", _write_features, _read_features, _everything),
         FileCase("checkpoint", _write_checkpoint, _read_checkpoint, _everything),
     )
 }

@@ -15,7 +15,7 @@ from raydist.pipelines.formats.files import OpenFile, file_errors, local_path, s
 from raydist.pipelines.formats.remote_file import RemoteFile, open_remote, open_system, with_retries
 from raydist.pipelines.stored.file_directory import DirectoryFiles, LocalFiles, is_file_name, require_file_name
 
-__all__ = ["DirectoryFiles", "LocalFiles", "RemoteFiles", "directory_files"]
+__all__ = ["DirectoryFiles", "LocalFiles", "RemoteFiles", "directory_files", "directory_of_file"]
 
 _T = TypeVar("_T")
 
@@ -181,3 +181,21 @@ def directory_files(uri: str) -> DirectoryFiles:
         raise InvalidArgumentError("A directory must have a name, got ''. For the one that you are in write '.'.")
     local = local_path(uri)
     return RemoteFiles(uri.rstrip("/")) if local is None else LocalFiles(os.path.abspath(local))
+
+
+def directory_of_file(path: str, what: str) -> tuple[DirectoryFiles, str]:
+    """Return the directory of a file at a path or URI, and the file's name.
+
+    Args:
+        path: Path or URI; a query (`?...`) of a URI stays with the directory.
+        what: Kind of the file, for messages.
+
+    Raises:
+        InvalidArgumentError: `path` ends with a slash.
+    """
+    local = local_path(path)
+    plain, mark, query = (path if local is None else os.path.abspath(local)).partition("?" if local is None else "\0")
+    parent, _, name = plain.rpartition("/")
+    if not name:
+        raise InvalidArgumentError(f"{what} is saved in a file, but {shown_uri(path)!r} names none.")
+    return directory_files(f"{parent}{mark}{query}" if parent else "/"), name
