@@ -27,6 +27,7 @@ from raydist.parameter_servers.local_rows import (
     reading_rows,
     spec_of,
 )
+from raydist.parameter_servers.row_table import RowTable
 from raydist.parameter_servers.sharded_embedding import ShardedEmbedding, UniqueRows
 from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 from raydist.pickling.pickler import dumps
@@ -348,7 +349,7 @@ def test_copies_are_their_own() -> None:
 
 
 def test_whoever_runs_a_step_goes_first() -> None:
-    weight, there, driver = table(), LocalRows(SPEC), LocalRows(SPEC)
+    weight, there, driver = table(), LocalRows(RowTable(SPEC)), LocalRows(RowTable(SPEC))
     attach_access(weight, driver)
     assert access_to(weight) is driver
     with reading_rows(there):

@@ -11,6 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torchmetrics import SumMetric
 
@@ -337,18 +339,35 @@ def test_checkpoints_fit_one_device(two: rd.PipelineStrategy, tmp_path: Path) ->
         assert difference(continue_training(strategy, tmp_path / path, saves=False), expected) < 1e-9
 
 
+def divide_hidden_values(model: Any, mesh: Any) -> None:
+    parallelize_module(model, mesh["tensor"], {"2": ColwiseParallel(output_layouts=Replicate())})
+
+
 @pytest.mark.long
-def test_checkpoints_fit_other_strategies(four: rd.PipelineStrategy, tmp_path: Path) -> None:
-    alone = rd.OneDeviceStrategy("cpu")
-    continue_training(alone, tmp_path / "alone", saves=True)
-    expected = continue_training(alone, tmp_path / "alone", saves=False)
-    continue_training(four, tmp_path / "four", saves=True)
-    with rd.ShardedStrategy(2, 1, timeouts=LIMITS, resources_per_replica=RESOURCES) as sharded:
-        continue_training(sharded, tmp_path / "sharded", saves=True)
-        assert difference(continue_training(sharded, tmp_path / "four", saves=False), expected) < 1e-9
-    assert difference(continue_training(four, tmp_path / "sharded", saves=False), expected) < 1e-9
+@pytest.mark.timeout(600)
+def test_checkpoints_go_from_each_strategy_to_each(four: rd.PipelineStrategy, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"timeouts": LIMITS, "resources_per_replica": RESOURCES}
+    strategies: dict[str, rd.Strategy] = {
+        "alone": rd.OneDeviceStrategy("cpu"),
+        "sharded": rd.ShardedStrategy(2, 1, **settings),
+        "hybrid": rd.ShardedStrategy(4, 1, shard_size=2, **settings),
+        "tensor": rd.MeshStrategy({"tensor": 2}, divide_hidden_values, **settings),
+        "pipeline": four,
+    }
+    for name, strategy in strategies.items():
+        continue_training(strategy, tmp_path / name, saves=True)
+    expected = continue_training(strategies["alone"], tmp_path / "alone", saves=False)
+    found = {
+        (source, name): difference(continue_training(strategy, tmp_path / source, saves=False), expected)
+        for source in strategies
+        for name, strategy in strategies.items()
+    }
+    for strategy in strategies.values():
+        if strategy is not four:
+            strategy.close()
+    assert {pair: each for pair, each in found.items() if not each < 1e-9} == {}
     with pipeline(3) as three:
-        assert difference(continue_training(three, tmp_path / "four", saves=False), expected) < 1e-9
+        assert difference(continue_training(three, tmp_path / "pipeline", saves=False), expected) < 1e-9
 
 
 class Skips(nn.Module):
