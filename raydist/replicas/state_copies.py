@@ -1,9 +1,9 @@
 """Copies of the whole state of all replicas, from which all of them can start again.
 
 Recovery takes the state of a lost replica from the others. Where these do not have it, all replicas go back to the last
-copy, and the steps since then run again: with one replica, under `CentralStorageStrategy`, and after a loop inside the
-replicas has drawn batches. Replicas copy their state between two steps, into Ray's object store, where a copy outlives
-its replica.
+copy, and the steps since then run again: with one replica, under `CentralStorageStrategy`, where each replica holds
+parts of modules, and after a loop inside the replicas has drawn batches. Replicas copy their state between two steps,
+into Ray's object store, where a copy outlives its replica.
 """
 
 from __future__ import annotations
