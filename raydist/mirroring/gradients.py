@@ -22,8 +22,6 @@ from raydist.mirroring.object_kinds import held_parameters
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
 from raydist.utils.torch_modes import outside_inference_mode
 
-_TORCH_ZERO_GRAD = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
-
 
 @final
 class Gradients:
@@ -183,7 +181,8 @@ def _version_of(gradient: torch.Tensor) -> _Version:
 
 def zero_grad_of(obj: Any, method: Any) -> Any:
     """Return the method that the program gets as `obj.zero_grad`: our own if `method` is torch's, else `method`."""
-    return types.MethodType(zero_grad, obj) if getattr(method, "__func__", None) in _TORCH_ZERO_GRAD else method
+    torchs = torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad  # raydist may have wrapped the first one by now
+    return types.MethodType(zero_grad, obj) if getattr(method, "__func__", None) in torchs else method
 
 
 def zero_grad(self: Any, set_to_none: bool = True) -> None:
@@ -191,7 +190,8 @@ def zero_grad(self: Any, set_to_none: bool = True) -> None:
     owner = getattr(type(self), OWNER, None)
     if set_to_none and owner is not None:
         owner.clear_gradients(self)
-    _TORCH_ZERO_GRAD[isinstance(self, torch.optim.Optimizer)](self, set_to_none)
+    base = torch.optim.Optimizer if isinstance(self, torch.optim.Optimizer) else torch.nn.Module
+    base.zero_grad(self, set_to_none)
 
 
 HOOKS_OF_DRIVER = "driver"
