@@ -17,6 +17,8 @@ HUB ?= .venv-hub
 HUB_STAMP := $(HUB)/.installed
 TRACKERS ?= .venv-trackers
 TRACKERS_STAMP := $(TRACKERS)/.installed
+FORESTS ?= .venv-xgboost
+FORESTS_STAMP := $(FORESTS)/.installed
 OLDEST_TESTS := tests/collectives/test_contract.py tests/collectives/reducer tests/mirroring tests/pickling \
 	tests/parameter_servers tests/checkpoints/test_checkpoint.py tests/strategies/test_contract.py
 HUB_PACKAGES := transformers peft datasets av timm torchvision diffusers torch_geometric lightning
@@ -24,7 +26,7 @@ HUB_PACKAGES := transformers peft datasets av timm torchvision diffusers torch_g
 TRANSFORMERS_4 := transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub test-trackers chaos lint bench steps asynchronous checkpoints scaling autotune summaries failures sharded clean test-gpu test-gpu-multi
+.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub test-trackers test-xgboost chaos lint bench steps asynchronous checkpoints scaling autotune summaries failures sharded clean test-gpu test-gpu-multi
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -105,6 +107,14 @@ $(TRACKERS_STAMP): pyproject.toml Makefile
 test-trackers: $(TRACKERS_STAMP)  ## Log to Weights & Biases and MLflow by the real packages, without a network
 	$(TRACKERS)/bin/python -m pytest -W default tests/trackers $(PYTEST_ARGS)
 
+$(FORESTS_STAMP): pyproject.toml Makefile
+	$(PYTHON) -m venv $(FORESTS)
+	$(FORESTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples,xgboost]'
+	@touch $@
+
+test-xgboost: $(FORESTS_STAMP)  ## Random forests by XGBoost on Ray Train, beside scikit-learn's
+	RAYDIST_LONG=1 $(FORESTS)/bin/python -m pytest -W default tests/ml/test_forest.py $(PYTEST_ARGS)
+
 test-long: $(STAMP)  ## What takes too long for `make test`: machines apart, nodes that come and go, lost nodes, ...
 	RAYDIST_LONG=1 $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
@@ -152,4 +162,4 @@ autotune: $(STAMP)  ## Compare light pipelines with and without AUTOTUNE (BENCH_
 	$(BIN)/python -m benchmarks.autotune $(BENCH_ARGS)
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(PEERS) $(XLA) $(HUB) $(TRACKERS) site .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(PEERS) $(XLA) $(HUB) $(TRACKERS) $(FORESTS) site .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raydist import feature as feature
     from raydist import image as image
+    from raydist import ml as ml
     from raydist import summary as summary
     from raydist import text as text
     from raydist import video as video
@@ -280,6 +281,7 @@ _MODULE_OF = {
     "list_builders": "raydist.datasets.loading",
     "load": "raydist.datasets.loading",
     "materialize": "raydist.strategies.functions",
+    "ml": "raydist",
     "has_strategy": "raydist.context.current",
     "image": "raydist",
     "in_cross_replica_context": "raydist.context.current",

@@ -152,6 +152,24 @@ def test_plain_pytorch_learns_digits_of_sklearn_or_of_a_file(tmp_path: Path, scr
     results_in(scripts.run("digits_torch.py", "--data", str(tmp_path / "images.npz"), "--smoke"))
 
 
+def test_clusters_of_digits_are_drawn(tmp_path: Path, scripts: Scripts) -> None:
+    from PIL import Image
+
+    outputs = [
+        scripts.run(
+            "kmeans_digits.py", "--smoke", "--clusters", "12", "--picture", str(tmp_path / "centers.png"), *flags
+        )
+        for flags in ((), ("--replicas", "2"))
+    ]
+    results = [re.findall(r"^(\d+ iterations.*|test accuracy.*)$", output, re.MULTILINE) for output in outputs]
+    assert results[0] == results[1]
+    accuracy = re.search(r"(\d\.\d+)$", results[0][1])
+    assert accuracy
+    assert float(accuracy[1]) > 0.5
+    with Image.open(tmp_path / "centers.png") as picture:
+        assert picture.size[1] == 10 * 8 * 6
+
+
 def test_an_example_says_which_package_is_missing(tmp_path: Path, scripts: Scripts) -> None:
     example = str(EXAMPLES / "finetune_text.py")
     script = tmp_path / "hidden.py"

@@ -26,7 +26,7 @@ LAYERS = (
     {"replicas"},
     {"coordinator"},
     {"strategies"},
-    {"training"},
+    {"training", "ml"},
     {"testing"},
 )
 
@@ -59,7 +59,7 @@ ROOMS = {
         {"workers"},
         {"epochs"},
         {"readers"},
-        {"replica", "ray_data", "worker_actors"},
+        {"replica", "ray_data", "worker_actors", "xgboost_training"},
         {"parameter_servers"},
     ),
 }

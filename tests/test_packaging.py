@@ -37,7 +37,7 @@ from raydist.strategies.multi_worker import choose_workers, plan_workers
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-APART = {"wandb", "mlflow", "hub", "video"}  # in the environments of `make test-trackers` and `make test-hub`
+APART = {"wandb", "mlflow", "hub", "video", "xgboost"}  # of `make test-trackers`, `test-hub` and `test-xgboost`
 REQUIREMENTS = [
     Requirement(text)
     for group in (PROJECT["dependencies"], *(EXTRAS[name] for name in EXTRAS.keys() - APART))
