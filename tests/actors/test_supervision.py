@@ -104,8 +104,10 @@ def test_what_was_done_before_a_failure_is_told(workers: list[Any]) -> None:
     refs = [workers[0].fail_half_way.remote([1, 2]), workers[1].answer.remote("b")]
     with pytest.raises(ValueError, match="half way"):
         wait(refs)
-    late = workers[1].stuck.remote(0.5)
-    assert [done_before_failure(ref) for ref in (*refs, late)] == [[1, 2], "b", None]
+    ray.wait(refs, num_returns=2, timeout=30)
+    late: Any = ray.remote(num_cpus=0)(Worker).remote()
+    assert [done_before_failure(ref) for ref in (*refs, late.stuck.remote(60))] == [[1, 2], "b", None]
+    kill_actors([late])
 
 
 @pytest.mark.ray
