@@ -130,7 +130,7 @@ def test_two_replicas_train_what_one_device_trains(two: rd.ShardedStrategy) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("count", "size"), [(3, None), (4, 2)])
+@pytest.mark.parametrize(("count", "size"), [(3, None), (4, None), (4, 2)])
 def test_more_replicas_train_what_one_device_trains(ray_cluster: None, count: int, size: int | None) -> None:
     with sharded(count, size) as strategy:
         check_training(strategy)
