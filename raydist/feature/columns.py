@@ -258,7 +258,7 @@ class BucketizedColumn(CategoricalColumn):
 @final
 @dataclass(frozen=True)
 class IndicatorColumn(PartColumn):
-    """How often each id occurs in a row, or the sum of its weights: float32 (rows, num_buckets).
+    """The number of times each id occurs in a row, or the sum of its weights: float32 (rows, num_buckets).
 
     Args:
         categorical_column: A categorical column.

@@ -133,7 +133,7 @@ class ReplicaGroup:
         Replicas that stay keep their processes. All of them take over what the first one holds; what differs between
         replicas the driver sends again.
         """
-        handed, crowded = self._hand_over(plan.keep[0]), self.crowded
+        handed, without_place = self._hand_over(plan.keep[0]), self.without_place
         self._actors.keep(plan.keep)
         for place, slot in plan.added:
             self._actors.add(place, slot)
@@ -160,7 +160,7 @@ class ReplicaGroup:
             else:
                 break
         if self.recovery is not None:
-            self.recovery.crowded = {number for number, rank in enumerate(plan.keep) if rank in crowded}
+            self.recovery.without_place = {number for number, rank in enumerate(plan.keep) if rank in without_place}
 
     def _hand_over(self, source: int) -> Any:
         """Close all runners; return the reference of what one of them held."""
@@ -216,9 +216,9 @@ class ReplicaGroup:
         return self._actors.num_idle
 
     @property
-    def crowded(self) -> frozenset[int]:
+    def without_place(self) -> frozenset[int]:
         """The ranks that share the place of others, because the cluster had no room for them."""
-        return frozenset() if self.recovery is None else frozenset(self.recovery.crowded)
+        return frozenset() if self.recovery is None else frozenset(self.recovery.without_place)
 
     def idle_places(self) -> list[Place]:
         """Return the reserved places that replicas have left, on nodes that live."""

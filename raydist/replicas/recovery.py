@@ -92,7 +92,7 @@ class Recovery:
         self._losses: list[float] = []  # times of losses
         self._attempts: dict[int, int] = {}  # by first step
         self._told = told
-        self.crowded: set[int] = set()  # ranks that share the place of others, because there was no room for them
+        self.without_place: set[int] = set()  # ranks that share the place of others, because there was no room for them
 
     def recover(self, error: Exception) -> bool:
         """Replace what was lost and send the unfinished steps again; return False if `error` comes from no loss.
@@ -189,7 +189,7 @@ class Recovery:
             else:
                 self._actors.replace_beside(rank, staying[number % len(staying)])
         self._new |= set(ranks)
-        self.crowded = self.crowded - set(ranks) if places else self.crowded | set(ranks)
+        self.without_place = self.without_place - set(ranks) if places else self.without_place | set(ranks)
         self._start_new(has_room=True)
         self._join(again=False)
         step, adopt = self._steps.last + 1, ReplicaRecovery.adopt
@@ -329,7 +329,7 @@ class Recovery:
         ranks = sorted(self._new)
         answers = [self._actors.about(rank) for rank in ranks]
         if not has_room and (late := self._late(ranks, answers)):
-            self._crowd(late)
+            self._start_beside(late)
             answers, has_room = [self._actors.about(rank) for rank in ranks], True
         if has_room:
             self._wait(answers, "starting again", self._timeouts.start_s)
@@ -353,12 +353,12 @@ class Recovery:
         late = [rank for rank, ref in zip(ranks, answers, strict=True) if not self._actors.are_ready([ref], 0)]
         return late if len(self._setups) - len(late) >= elastic.min_replicas else []
 
-    def _crowd(self, late: Sequence[int]) -> None:
+    def _start_beside(self, late: Sequence[int]) -> None:
         """Start processes beside those of the survivors: the cluster has no room for them elsewhere."""
         survivors = [setup.rank for setup in self._setups if setup.rank not in self._new]
         for number, rank in enumerate(late):
             self._actors.replace_beside(rank, survivors[number % len(survivors)])
-        self.crowded |= set(late)
+        self.without_place |= set(late)
 
     def _join(self, *, again: bool) -> None:
         """Form a new generation of all replicas; with `again`, refused steps are sent again."""

@@ -47,7 +47,7 @@ class ReplicaRestorer:
         self._ask = ask
 
     def holds(self, obj: Any) -> bool:
-        return self._mirror.holds(_home(obj))
+        return self._mirror.holds(_mirrored_object(obj))
 
     def can_restore(self, obj: Any) -> bool:
         """Return True for objects that replicas restore: not per-replica metrics, nor objects with load hooks."""
@@ -58,7 +58,9 @@ class ReplicaRestorer:
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> Sequence[PreparedShard] | None:
-        are_new = not all(self._mirror.is_mirrored(_home(obj)) for obj in (*objects.values(), *modules.values()))
+        are_new = not all(
+            self._mirror.is_mirrored(_mirrored_object(obj)) for obj in (*objects.values(), *modules.values())
+        )
         try:
             answers = self._ask(prepare_shard, request, dict(objects), dict(modules))
         except FailedPreconditionError:
@@ -79,7 +81,7 @@ class ReplicaRestorer:
         self._ask(discard_shard)
 
 
-def _home(obj: Any) -> Any:
+def _mirrored_object(obj: Any) -> Any:
     """Return the object that replicas have: for rows of tables the module with the tables."""
     return obj.module if isinstance(obj, SavedRows) else obj
 

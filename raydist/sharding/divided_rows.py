@@ -28,7 +28,7 @@ from raydist.parameter_servers.local_rows import (
 )
 from raydist.parameter_servers.row_table import RowTable, added_up
 
-_NOBODYS = torch.tensor([-1])  # a row that no replica holds
+_NO_ROW = torch.tensor([-1])  # a row that no replica holds
 _Lengths = Sequence[Sequence[int]]
 
 
@@ -85,10 +85,10 @@ class DividedTables:
         title = f"lookup in ShardedEmbedding({spec.num_rows}, {spec.dim}), variable {number}"
         exchange(group, Call(title, str(spec.dtype), (spec.dim,)), log=self._calls)
         places = self._places(table, rows)
-        lengths = _told(group, [len(each) for each in places])
-        asked = _swap(group, [rows[each] for each in places], lengths)
+        lengths = _gather_numbers(group, [len(each) for each in places])
+        asked = _all_to_all(group, [rows[each] for each in places], lengths)
         found = table.pull(torch.cat(asked).cpu()).split([len(each) for each in asked])
-        values = torch.cat(_swap(group, found, list(zip(*lengths, strict=True))))
+        values = torch.cat(_all_to_all(group, found, list(zip(*lengths, strict=True))))
         result = torch.empty_like(values)
         result[torch.cat(places)] = values
         return result
@@ -129,12 +129,12 @@ class DividedTables:
         group = self._joined()
         parts = [self._own_parts(weight) for weight in trained]
         group.announce("gradients of ShardedEmbeddings")
-        headers = _told(group, [part[0] for part in parts])
+        headers = _gather_numbers(group, [part[0] for part in parts])
         for number, (weight, (_, rows, values)) in enumerate(zip(trained, parts, strict=True)):
             told = [header[number] for header in headers]
             if any(used for used, *_ in told):
                 lengths = [each[2:] for each in told]
-                found = torch.cat(_swap(group, rows, lengths)), torch.cat(_swap(group, values, lengths))
+                found = torch.cat(_all_to_all(group, rows, lengths)), torch.cat(_all_to_all(group, values, lengths))
                 self._add(weight, *found, finite=not any(fault for _, fault, *_ in told))
         faults = [{number: each[1] for number, each in enumerate(header) if each[1]} for header in headers]
         if self._policy.must_check and any(faults):
@@ -157,7 +157,7 @@ class DividedTables:
     def _add(self, weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, *, finite: bool) -> None:
         rows, values = added_up(rows.cpu(), values.to(weight.device))
         if not finite:  # all replicas must see that: a replica may hold none of the rows
-            rows = torch.cat([_NOBODYS, rows])
+            rows = torch.cat([_NO_ROW, rows])
             values = torch.cat([values.new_full((1, values.shape[1]), math.nan), values])
         add_exchanged(weight, rows, values, self)
 
@@ -178,7 +178,7 @@ class DividedTables:
         return self._group
 
 
-def _told(group: Communicator, numbers: Sequence[Any]) -> list[Any]:
+def _gather_numbers(group: Communicator, numbers: Sequence[Any]) -> list[Any]:
     """Return the numbers of every replica, by rank; all have as many."""
     mine = torch.tensor(numbers, device=group.device)
     everyone = [torch.empty_like(mine) for _ in range(group.world_size)]
@@ -186,7 +186,7 @@ def _told(group: Communicator, numbers: Sequence[Any]) -> list[Any]:
     return [each.tolist() for each in everyone]
 
 
-def _swap(group: Communicator, parts: Sequence[torch.Tensor], lengths: _Lengths) -> list[torch.Tensor]:
+def _all_to_all(group: Communicator, parts: Sequence[torch.Tensor], lengths: _Lengths) -> list[torch.Tensor]:
     """Send each replica its part; return what each replica has sent, on the device of the group."""
     sent = [part.to(group.device) for part in parts]
     received = [sent[0].new_empty(row[group.rank], *sent[0].shape[1:]) for row in lengths]

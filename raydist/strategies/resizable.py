@@ -176,9 +176,9 @@ class ResizableStrategy(HostedStrategy):
         group = self._launched
         if group is None or (group.recovery is None and self._growth is None):
             return
-        crowded = group.crowded
+        without_place = group.without_place
         now = time.monotonic()
-        if now < self._look_at and not (crowded and self._growth is not None):
+        if now < self._look_at and not (without_place and self._growth is not None):
             return
         self._look_at = now + _LOOK_S
         with contextlib.suppress(FailedPreconditionError):  # not in this epoch, or with these gradients: later
@@ -189,9 +189,9 @@ class ResizableStrategy(HostedStrategy):
                 return
             if drained:
                 why = f"node {next(iter(going))[:8]} is being drained"
-                self._leave(set(drained) | crowded, going, why=why)
-            elif crowded:
-                self._give_places(crowded)
+                self._leave(set(drained) | without_place, going, why=why)
+            elif without_place:
+                self._give_places(without_place)
             elif self._growth is not None:
                 self._grow(self._growth)
 
@@ -220,13 +220,13 @@ class ResizableStrategy(HostedStrategy):
         else:
             self._move(sorted(ranks), leaving=nodes, why=why)
 
-    def _give_places(self, crowded: Collection[int]) -> None:
+    def _give_places(self, without_place: Collection[int]) -> None:
         """Give replicas that share the place of others the places that are free now."""
         places = self._launch().idle_places()
-        if len(places) >= len(crowded):
-            self._move(sorted(crowded), places[: len(crowded)], why=_ROOM)
+        if len(places) >= len(without_place):
+            self._move(sorted(without_place), places[: len(without_place)], why=_ROOM)
         elif self._growth is not None:
-            self._leave(crowded, why="there is no room for a lost one")
+            self._leave(without_place, why="there is no room for a lost one")
 
     def _grow(self, growth: Growth) -> None:
         group, plan = self._launch(), self._plan()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import raydist as rd
 from raydist.core.errors import CollectiveMismatchError, DataLossError, FailedPreconditionError
 from raydist.replicas import state_copies
 from tests.shared_strategies import KeptStrategies
+from tests.strategies.test_recovery import Kill
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -547,22 +545,6 @@ def test_a_damaged_file_of_rows_changes_nothing(mirrored: Mirrored, tmp_path: Pa
     with pytest.raises(DataLossError, match=r"embedding_rows"):
         rd.Checkpoint(model=model, optimizer=optimizer).restore(tmp_path / "c", only=["model", "optimizer"])
     require_close(values_of(model), expected)
-
-
-@dataclass(frozen=True)
-class Kill:
-    """A replica that kills itself, once, at a place of a step."""
-
-    place: str
-    step: int
-    rank: int
-
-    def at(self, place: str, step: int, folder: Path) -> None:
-        rank = rd.get_replica_context().replica_id_in_sync_group
-        flag = folder / f"{place}-{step}-{rank}"
-        if (place, step, rank) == (self.place, self.step, self.rank) and not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture

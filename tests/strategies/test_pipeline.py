@@ -21,6 +21,7 @@ from raydist.sharding.pipelined_module import PipelinedModule
 from raydist.sharding.stages import PipelinePlan, map_stages
 from raydist.testing import strategy_contract as contract
 from tests.shared_strategies import KeptStrategies
+from tests.strategies.test_sharded import Make, convolutions
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -84,19 +85,10 @@ def transformer() -> tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor,
     return model, optimizer, (torch.randint(0, 11, (46, 5)), torch.randint(0, 11, (46, 5)))
 
 
-def convolutions() -> tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor, ...]]:
-    model = nn.Sequential(nn.Conv1d(2, 5, 3), nn.ReLU(), nn.Conv1d(5, 3, 2), nn.Flatten(), nn.Linear(9, 3)).double()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return model, optimizer, (torch.randn(46, 2, 6, dtype=torch.float64), torch.randint(0, 3, (46,)))
-
-
 def perceptron() -> tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor, ...]]:
     model = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3)).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     return model, optimizer, (torch.randn(46, 4, dtype=torch.float64), torch.randint(0, 3, (46,)))
-
-
-Make = Callable[[], tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor, ...]]]
 
 
 def loss_of(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
