@@ -16,7 +16,7 @@ from tests.shared_scripts import EXAMPLES, Scripts
 PARTS = {"digits_common.py", "chosen_strategy.py", "click_data.py", "training_loop.py", "transformer_common.py"}
 SCRIPTS = {path.name for path in EXAMPLES.glob("*.py")} - PARTS
 STRATEGIES = runpy.run_path(str(EXAMPLES / "chosen_strategy.py"))["STRATEGIES"]
-NO_CHOICE = {"Strategy", "OneNodeStrategy", "PipelineStrategy"}  # two bases; pipelines have no `fit`
+NO_CHOICE = {"Strategy", "OneNodeStrategy", "PipelineStrategy"}  # two bases; pipelines have steps of their own
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

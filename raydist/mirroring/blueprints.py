@@ -25,7 +25,8 @@ from raydist.pickling.attribute_table import AttributePath, AttributeTable, attr
 from raydist.pickling.pickler import PersistentId, dumps, loads
 from raydist.sharding.initial_values import INITIAL_VALUES, NO_VALUES, is_on_meta
 from raydist.sharding.units import find_roots
-from raydist.utils.sharded_tensors import SHARDED, is_sharded
+from raydist.utils.sharded_tensors import SHARDED, STAGES, is_sharded
+from raydist.utils.stage_tensors import Placeholder
 
 Items = Sequence[tuple[int, Any]]
 """Handles and objects."""
@@ -150,6 +151,10 @@ class TensorPart:
         return DTensor.from_local(local, like.device_mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
+def _is_of_hooks(path: AttributePath) -> bool:
+    return str(path[0]).endswith("_hooks")
+
+
 def _parts_in(value: Any) -> Any:
     """Return an optimizer's state with parts in the place of tensors."""
     if isinstance(value, torch.Tensor):
@@ -230,10 +235,11 @@ class Blueprints:
         return [(handle, obj) for handle, obj in self._table.items() if not isinstance(obj, torch.Tensor)]
 
     def _attributes(self, obj: Any) -> AttributeTable:
-        """Return the attributes of an object, without the hooks of a sharded module, which sharding makes again."""
+        """Return the attributes of an object, without those of a divided module that dividing makes again."""
         found = capture_object(obj, self._digest)
         if isinstance(obj, nn.Module) and SHARDED in attributes(obj):
-            return {path: each for path, each in found.items() if not str(path[0]).endswith("_hooks")}
+            made = (STAGES, "forward") if STAGES in attributes(obj) else ()
+            return {path: each for path, each in found.items() if path[0] not in made and not _is_of_hooks(path)}
         return found
 
     def copy(self) -> StateOfParts:
@@ -248,7 +254,7 @@ class Blueprints:
             tuple(self._blueprints),
             alive,
             dumps((self._changes(), self._flags(tensors), self._hooks(parameters)), self._identify, to_replica=True),
-            {handle: TensorPart.of(each) for handle, each in tensors.items()},
+            {handle: TensorPart.of(each) for handle, each in tensors.items() if not isinstance(each, Placeholder)},
             {handle: TensorPart.of(each.grad) for handle, each in parameters.items() if each.grad is not None},
             {handle: self._state_of(each) for handle, each in optimizers},
         )

@@ -145,7 +145,13 @@ def _noting_cleared(zero_grad: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> tuple[Any, list[torch.Tensor]]:
-    return optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(holder_of(each) is not None for each in found):  # each stage would look at its own gradients only
+        raise InvalidArgumentError(
+            "A GradScaler does not scale gradients of a pipeline's stages. Use torch.autocast with bfloat16, which "
+            "needs no scaler."
+        )
+    return optimizer, found
 
 
 def _listed(parameters: torch.Tensor | Iterable[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:

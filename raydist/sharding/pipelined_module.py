@@ -167,19 +167,21 @@ class PipelinedModule:
 
     def record(self, args: Sequence[Any], kwargs: dict[str, Any]) -> PassRecord:
         """Run a pass with placeholders; raise if parts are called in another order than that of the stages."""
-        kept = [(part, dict(buffer_table(part))) for part in self._root.modules()]
+        kept = [(part, dict(vars(part)), dict(buffer_table(part))) for part in self._root.modules()]
         values = [buffer.detach().clone() for buffer in self._root.buffers()]
         direct: dict[str, torch.Tensor] = {name: Placeholder.like(each) for name, each in self._root.named_parameters()}
         passed = _PlaceholderPass(self._num_stages)
-        before, self._root.forward, self._pass = self._root.forward, self._forward, passed
+        self._root.forward, self._pass = self._forward, passed
         # Without this module nothing is compiled; importing it takes a second.
         may_compile = "torch._dynamo" in sys.modules
         try:
             with torch.compiler.set_stance("force_eager") if may_compile else contextlib.nullcontext():
                 torch.func.functional_call(self._root, direct, tuple(args), kwargs)
         finally:
-            self._root.forward, self._pass = before, None
-            for part, table in kept:
+            self._pass = None
+            for part, attributes, table in kept:
+                vars(part).clear()
+                vars(part).update(attributes)
                 buffer_table(part).update(table)
             with torch.no_grad():
                 for buffer, value in zip(self._root.buffers(), values, strict=True):

@@ -48,8 +48,13 @@ class Pipelines:
         """Divide a module in place."""
         PipelinedModule(module, map_stages(module, self._plan), self._stage, self._plan.num_stages, self._stages)
 
-    def step(self, batch: Any, loss_fn: Callable[..., Any], model: nn.Module | None = None) -> Any:
-        """Run a step of one module; see `ReplicaContext.pipeline_step`. Blocks until all stages are done."""
+    def step(
+        self, batch: Any, loss_fn: Callable[..., Any], model: nn.Module | None = None, *, adds_up: bool = False
+    ) -> Any:
+        """Run a step of one module; see `ReplicaContext.pipeline_step`. Blocks until all stages are done.
+
+        With `adds_up` gradients are those of the sum of the microbatches' losses, not of their mean.
+        """
         objects = list(self._objects())
         module = _module_of(objects if model is None else [model])
         _require_no_others(objects)
@@ -63,7 +68,8 @@ class Pipelines:
         module.in_step = True
         try:
             with _random_numbers_of(self._stage, self._device):
-                found = self._schedule(module, microbatches, trains=trains).run(microbatches, loss_fn, self.weight)
+                weight = self.weight if adds_up else self.weight / microbatches.count
+                found = self._schedule(module, microbatches, trains=trains).run(microbatches, loss_fn, weight)
         finally:
             module.in_step = False
         if _counts_of_metrics(objects) != counts:
@@ -265,7 +271,10 @@ class _Schedule:
         self._order: Any = order(made, microbatches.count, _same if trains else None, scale_grads=False)
 
     def run(self, microbatches: Microbatches, loss_fn: Callable[..., Any], weight: float) -> Any:
-        """Run all microbatches. Return the mean loss, and what else `loss_fn` returned; None but in the last stage."""
+        """Run all microbatches, with `weight` as a factor of each one's loss.
+
+        Return the mean loss, and what else `loss_fn` returned; None but in the last stage.
+        """
         numbers = torch.arange(microbatches.count)
         stage = self._submodule
         stage.begin(microbatches, loss_fn, weight)
@@ -323,7 +332,7 @@ class _Stage(nn.Module):
                 f"values to return, got {found!r:.80}."
             )
         self._results.append((loss.detach(), map_structure(_detached, more)))
-        return loss * (self._weight / self._microbatches.count)
+        return loss * self._weight
 
     def take_results(self) -> Any:
         """Return the mean loss, or the pair of that and the other results, whose rows are joined."""

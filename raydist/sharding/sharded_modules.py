@@ -197,8 +197,11 @@ class ShardedModules:
                 own.full_tensor = functools.partial(self._scatter.gather, weakref.ref(parameter))
 
     def _cut(self, module: nn.Module, pipelines: Pipelines) -> None:
-        """Divide a module into stages in place, and give it values if it has none."""
-        if not _is_sharded_already(module):
+        """Divide a module into stages in place, and give it values if it has none.
+
+        A module without parameters, as a loss, stays whole.
+        """
+        if next(module.parameters(), None) is not None and not _is_sharded_already(module):
             _make_fit(module)
             if is_on_meta(module):
                 materialize_module(module, self._device)

@@ -18,6 +18,7 @@ from raydist.context.devices import Device, parse_device, parse_devices
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import CommunicationOptions, FailureOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan, make_setups
+from raydist.replicas.step import in_sync
 from raydist.strategies.synchronous import SynchronousStrategy
 from raydist.strategies.worker_request import WorkerRequest, assign_hosts
 
@@ -171,7 +172,7 @@ class WorkersStrategy(SynchronousStrategy):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        return self._plan().setups[0].worker_devices
+        return in_sync(self._plan().setups[0]).worker_devices
 
     @property
     def cluster_resolver(self) -> ClusterResolver:

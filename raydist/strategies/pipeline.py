@@ -9,13 +9,13 @@ from torch import nn
 
 from raydist.context.cluster_resolver import ClusterResolver
 from raydist.core.errors import InvalidArgumentError
-from raydist.options import CommunicationOptions, Timeouts
+from raydist.options import CommunicationOptions, FailureOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan
 from raydist.replicas.rules import StrategyHooks
 from raydist.sharding.stages import SCHEDULES, PipelinePlan, Split
 from raydist.sharding.units import ShardingPlan
 from raydist.strategies.multi_worker import WorkersStrategy
-from raydist.strategies.sharded import with_sharding
+from raydist.strategies.sharded import require_fixed_size, with_sharding
 
 
 @final
@@ -31,8 +31,9 @@ class PipelineStrategy(WorkersStrategy):
 
     Parts of the module must be made in the order in which the forward pass calls them. From one stage to the next go
     tensors among the arguments of the next stage's first part; values that stages compute must not reach later stages
-    in other ways. Stages cannot share parameters. What `ShardedStrategy` says of failures, hooks, reads on the driver
-    and checkpoints holds here, too; `Model.fit` and `torch.amp.GradScaler` do not run pipelines.
+    in other ways. Stages cannot share parameters. `Model.fit`, `evaluate` and `predict` run pipelines, too, with losses
+    that are functions of prediction and target. What `ShardedStrategy` says of failures, hooks, reads on the driver and
+    checkpoints holds here, too; there is no `torch.amp.GradScaler`.
 
     Args:
         num_stages: Number of stages.
@@ -49,6 +50,7 @@ class PipelineStrategy(WorkersStrategy):
         cluster_resolver: Names the workers' machines; see `MultiWorkerMirroredStrategy`.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica; see `MirroredStrategy`.
+        failure_options: What happens when a replica is lost or a step fails; see `ShardedStrategy`.
 
     Raises:
         InvalidArgumentError: An argument is out of its range; (when the replicas are first needed) the workers have
@@ -89,6 +91,7 @@ class PipelineStrategy(WorkersStrategy):
         cluster_resolver: ClusterResolver | Any = None,
         timeouts: Timeouts | None = None,
         resources_per_replica: Mapping[str, float] | None = None,
+        failure_options: FailureOptions | None = None,
     ) -> None:
         stages, replicas = _require_count("num_stages", num_stages), _require_count("num_replicas", num_replicas)
         least = 2 * stages if num_microbatches is None else _require_count("num_microbatches", num_microbatches)
@@ -104,7 +107,7 @@ class PipelineStrategy(WorkersStrategy):
             cluster_resolver,
             timeouts=timeouts,
             resources_per_replica=resources_per_replica,
-            failure_options=None,
+            failure_options=require_fixed_size(failure_options),
         )
 
     def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:

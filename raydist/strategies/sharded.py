@@ -103,7 +103,7 @@ class ShardedStrategy(WorkersStrategy):
             cluster_resolver,
             timeouts=timeouts,
             resources_per_replica=resources_per_replica,
-            failure_options=_require_fixed_size(failure_options),
+            failure_options=require_fixed_size(failure_options),
         )
 
     def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:
@@ -123,7 +123,8 @@ def with_sharding(plan: LaunchPlan, sharding: ShardingPlan) -> LaunchPlan:
     return replace(plan, setups=tuple(setups))
 
 
-def _require_fixed_size(options: FailureOptions | None) -> FailureOptions | None:
+def require_fixed_size(options: FailureOptions | None) -> FailureOptions | None:
+    """Return the options; raise InvalidArgumentError if they let the number of replicas change."""
     if options is not None and options.elastic is not None:
         raise InvalidArgumentError(
             "failure_options must leave elastic out, since replicas that hold parts of the parameters keep their "
@@ -209,7 +210,7 @@ class MeshStrategy(WorkersStrategy):
             cluster_resolver,
             timeouts=timeouts,
             resources_per_replica=resources_per_replica,
-            failure_options=_require_fixed_size(failure_options),
+            failure_options=require_fixed_size(failure_options),
         )
 
     def _with_rules(self, plan: LaunchPlan, rules: StrategyHooks) -> LaunchPlan:

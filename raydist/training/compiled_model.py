@@ -14,6 +14,7 @@ from raydist.options.requirement import require
 from raydist.strategies.functions import get_strategy
 from raydist.training.elements import Precision
 from raydist.training.losses import kind_of, loss_by_name
+from raydist.training.module_passes import is_in_stages
 from raydist.training.passes import require_at_least
 from raydist.training.steps import CompileSettings, Trainee
 from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
@@ -238,6 +239,11 @@ class CompiledModel:
                 'losses by itself. Got "fp16". Use "bf16", or one worker.'
             )
         own_loss = isinstance(loss, str) and loss == "model"
+        if is_in_stages(self._strategy) and (own_loss or precision == "fp16"):
+            raise InvalidArgumentError(
+                "Under PipelineStrategy the loss must be a function of (prediction, target), and precision must be "
+                f'"bf16" or None, got loss={loss!r:.40} and precision={precision!r}. Use ShardedStrategy for others.'
+            )
         with self._strategy.scope():
             found_loss, row_loss = _losses(None if own_loss else loss)
             if isinstance(optimizer, str):

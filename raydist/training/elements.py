@@ -60,6 +60,11 @@ def apply_module(module: nn.Module, x: Any) -> Any:
     return module(*x) if type(x) is tuple else module(x)
 
 
+def num_rows_of(batch: Any) -> int:
+    """Return the length of the first leaf of a batch."""
+    return len(leaves_in(batch)[0])
+
+
 def _describe(element: Any) -> str:
     if isinstance(element, tuple):
         return f"a tuple of {len(element)}"
@@ -91,13 +96,13 @@ def forward(module: nn.Module, x: Any, precision: Precision) -> Any:
     """
     with autocast(x, precision):
         outputs = apply_module(module, x)
-    if precision is None:
-        return outputs
-    return list(map(widened, outputs)) if isinstance(outputs, list) else widened(outputs)
+    return outputs if precision is None else widened(outputs)
 
 
 def widened(outputs: Any) -> Any:
     """Cast 16-bit tensors to float32."""
+    if isinstance(outputs, list):  # which would be one leaf of a nest
+        return list(map(widened, outputs))
     return map_structure(
         lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in _TYPES.values() else leaf, outputs
     )

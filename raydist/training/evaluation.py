@@ -10,6 +10,7 @@ import torch
 from raydist.core.errors import SpecError
 from raydist.core.nest import NOTHING, flatten, map_structure, unflatten
 from raydist.training.elements import Precision, unpack
+from raydist.training.module_passes import is_in_stages
 from raydist.training.passes import (
     Executions,
     in_evaluation_mode,
@@ -42,7 +43,7 @@ class Evaluation:
     def __init__(self, trainee: Trainee, callbacks: CallbackList, reporter: Reporter) -> None:
         self._trainee = trainee
         self._trackers = trainee.compiled.trackers
-        self._step = evaluation_step(trainee.module, trainee.compiled)
+        self._step = evaluation_step(trainee)
         self._callbacks = callbacks
         self._reporter = reporter
 
@@ -99,7 +100,7 @@ class Prediction:
     ) -> None:
         self._strategy = strategy
         self._module = module
-        self._step = prediction_step(module, precision, by_keyword=own_loss)
+        self._step = prediction_step(module, precision, by_keyword=own_loss, in_stages=is_in_stages(strategy))
         self._callbacks = callbacks
         self._reporter = reporter
         self._unread: deque[Any] = deque()

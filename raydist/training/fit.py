@@ -120,7 +120,7 @@ class Fit:
         self._state = state
         self._checkpoints = checkpoints
         count = step_counting(trainee.strategy)
-        self._step = training_step(trainee.module, trainee.compiled, plan.class_weights, count)
+        self._step = training_step(trainee, plan.class_weights, count)
 
     def run(self) -> None:
         """Run all epochs, or the remaining ones after a checkpoint. Blocks until their steps are done."""

@@ -101,8 +101,9 @@ class GlobalMeans(TorchFunctionMode):
             same = torch.allclose(linear, loss.detach(), rtol=1e-3, equal_nan=True)
         if not same:
             raise InvalidArgumentError(
-                f"accumulate_steps needs a loss that is one mean, or a sum of means over the same rows or labels: the "
-                f"mean over several batches is not known of others. Got a loss of {len(self.counts)} means, with "
+                f"accumulate_steps needs a loss that is one mean, or a sum of means over the same rows or labels, as "
+                f"microbatches do: the mean over several batches is not known of others. Got a loss of "
+                f"{len(self.counts)} means, with "
                 f"the denominators {[float(count[1]) for count in self.counts]}. Use larger batches instead."
             )
 

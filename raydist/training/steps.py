@@ -15,9 +15,7 @@ compare their pieces; if these differ, one replica updates such metrics with the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -30,18 +28,10 @@ from raydist.core.errors import SpecError
 from raydist.core.nest import leaves_in, map_structure
 from raydist.core.values import ReduceOp
 from raydist.strategies.functions import get_replica_context
-from raydist.training.elements import ClassWeights, Precision, autocast, forward, inputs_of, unpack, widened
-from raydist.training.global_means import GlobalMeans
-from raydist.training.losses import (
-    BatchLoss,
-    LossKind,
-    is_checked_now,
-    label_count,
-    loss_of,
-    require_mean_over_rows,
-    weighted_loss,
-)
-from raydist.training.model_losses import LossAndOutputs, call_module, model_loss, without_loss
+from raydist.training.elements import ClassWeights, Precision, autocast, forward, inputs_of, num_rows_of, widened
+from raydist.training.losses import LossKind
+from raydist.training.model_losses import call_module, without_loss
+from raydist.training.module_passes import Outcome, is_in_stages, lists_as_tuples, pass_of, predict_in_stages
 from raydist.training.trackers import Trackers
 from raydist.training.updates import Update
 
@@ -153,27 +143,19 @@ class Trainee:
     compiled: CompileSettings
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The result of one replica for its piece of a batch. `compared` holds the arguments for metrics."""
-
-    loss: BatchLoss
-    compared: tuple[Any, Any]
-    num_rows: int
-
-
-def training_step(
-    module: nn.Module, compiled: CompileSettings, class_weights: ClassWeights, count: Callable[[], Any]
-) -> Step:
+def training_step(trainee: Trainee, class_weights: ClassWeights, count: Callable[[], Any]) -> Step:
     """Return the step function for training: forward, backward and update on one batch; then `count()`."""
+    compiled, in_stages = trainee.compiled, is_in_stages(trainee.strategy)
     update = compiled.update
-    run, track = _forward(module, compiled, class_weights), _tracking(compiled.trackers)
+    run, track = pass_of(trainee, class_weights), _tracking(compiled.trackers)
 
     def train_step(batch: Any) -> None:
         update.begin()
         outcome = run(batch)
-        update.backward(outcome.loss.objective, outcome.loss.denominator)
+        if in_stages:  # the pass has made gradients
+            update.divide(outcome.loss.denominator)
+        else:
+            update.backward(outcome.loss.objective, outcome.loss.denominator)
         update.end()
         track(outcome)
         count()
@@ -181,9 +163,9 @@ def training_step(
     return train_step
 
 
-def evaluation_step(module: nn.Module, compiled: CompileSettings) -> Step:
+def evaluation_step(trainee: Trainee) -> Step:
     """Return the step function for the loss and metrics of one batch."""
-    run, track = _forward(module, compiled, ClassWeights()), _tracking(compiled.trackers)
+    run, track = pass_of(trainee, ClassWeights()), _tracking(trainee.compiled.trackers)
 
     def test_step(batch: Any) -> None:
         with torch.no_grad():
@@ -192,23 +174,26 @@ def evaluation_step(module: nn.Module, compiled: CompileSettings) -> Step:
     return test_step
 
 
-def prediction_step(module: nn.Module, precision: Precision = None, *, by_keyword: bool = False) -> Step:
+def prediction_step(
+    module: nn.Module, precision: Precision = None, *, by_keyword: bool = False, in_stages: bool = False
+) -> Step:
     """Return the step function for the module's outputs for one batch, one entry per row, on the CPU.
 
     With `by_keyword` the module computes its own loss: a dict holds keyword arguments, and the loss is no output.
     """
 
     def predict_step(batch: Any) -> Any:
+        inputs = batch if by_keyword else inputs_of(batch)
         with torch.no_grad():
             if by_keyword:
-                inputs = batch
                 with autocast(inputs, precision):
-                    outputs = without_loss(call_module(module, inputs), _length(inputs))
+                    outputs = without_loss(call_module(module, inputs), num_rows_of(inputs))
                 prediction = outputs if precision is None else widened(outputs)
+            elif in_stages:
+                prediction = predict_in_stages(module, inputs, precision)
             else:
-                inputs = inputs_of(batch)
-                prediction = _lists_as_tuples(forward(module, inputs, precision))
-        return _outputs(prediction, _length(inputs))
+                prediction = lists_as_tuples(forward(module, inputs, precision))
+        return _outputs(prediction, num_rows_of(inputs))
 
     return predict_step
 
@@ -230,58 +215,15 @@ def looped(step: Step) -> Callable[[Iterator[Any], int], int]:
     return loop
 
 
-def _forward(module: nn.Module, compiled: CompileSettings, class_weights: ClassWeights) -> Callable[[Any], _Outcome]:
-    """Return the function from a batch to its loss and the arguments for metrics."""
-    loss, row_loss, kind = compiled.loss, compiled.row_loss, compiled.loss_kind
-    joins_batches = compiled.update.accumulation is not None
-    if loss is None or row_loss is None:
-        return _own_loss(module, compiled)
-
-    def compare(batch: Any) -> _Outcome:
-        context = get_replica_context()
-        example = class_weights.weigh(unpack(batch))
-        num_rows = _num_rows((example.x, example.y))
-        weight = example.sample_weight
-        labels = label_count(loss, example.y, context) if kind == "labels" and weight is None else None
-        prediction = forward(module, example.x, compiled.precision)
-        if weight is not None:
-            found = weighted_loss(row_loss(prediction, example.y), weight, context)
-        else:
-            call = partial(loss, prediction, example.y)
-            check, is_shared = None, joins_batches or context.num_replicas_in_sync > 1
-            if kind == "unknown" and is_shared and context.num_rows and is_checked_now(loss):
-                check = partial(require_mean_over_rows, loss, prediction, example.y, num_rows)
-            found = loss_of(call, kind, num_rows, context, labels=labels, joins_batches=joins_batches, check=check)
-        return _Outcome(found, (prediction, example.y), num_rows)
-
-    return compare
-
-
-def _own_loss(module: nn.Module, compiled: CompileSettings) -> Callable[[Any], _Outcome]:
-    precision, kind, has_metrics = compiled.precision, compiled.loss_kind, bool(compiled.trackers.metrics)
-    joins_batches = compiled.update.accumulation is not None
-
-    def ask(batch: Any) -> _Outcome:
-        context = get_replica_context()
-        num_rows = _num_rows(batch)
-        with autocast(batch, precision), GlobalMeans(context) if kind == "unknown" else nullcontext() as means:
-            found = LossAndOutputs.of(call_module(module, batch), module)
-        loss = model_loss(found.loss, kind, means, num_rows, context, joins_batches=joins_batches)
-        compared = (widened(found.logits(module)), found.labels(batch)) if has_metrics else ((), ())
-        return _Outcome(loss, compared, num_rows)
-
-    return ask
-
-
-def _tracking(trackers: Trackers) -> Callable[[_Outcome], None]:
+def _tracking(trackers: Trackers) -> Callable[[Outcome], None]:
     metrics, guesses = trackers.metrics, guessing(trackers.metrics)
 
-    def track(outcome: _Outcome) -> None:
+    def track(outcome: Outcome) -> None:
         trackers.update(outcome.loss.total, outcome.loss.weight, outcome.num_rows)
         if not metrics:
             return
         prediction, target = outcome.compared
-        detached = map_structure(_detached, _lists_as_tuples(prediction))
+        detached = map_structure(_detached, lists_as_tuples(prediction))
         update_alike(metrics, guesses, (detached, target), get_replica_context())
 
     return track
@@ -311,16 +253,3 @@ def _output(leaf: Any, num_rows: int) -> torch.Tensor | None:
 
 def _needed_outputs(num_rows: int, got: str) -> str:
     return f"predict needs tensors with one entry per input row ({num_rows}) from the module, got {got}."
-
-
-def _length(nest: Any) -> int:
-    return len(leaves_in(nest)[0])
-
-
-def _num_rows(batch: Any) -> int:
-    return get_replica_context().num_rows or _length(batch)
-
-
-def _lists_as_tuples(value: Any) -> Any:
-    """Convert a list of outputs, which many modules return, to a tuple: a list would be one leaf of a nest."""
-    return tuple(value) if isinstance(value, list) else value

@@ -62,10 +62,7 @@ class Accumulation(nn.Module):
 
     def take_mean(self, parameters: list[torch.Tensor]) -> None:
         """Divide the gradients to become the mean over the group, and begin the next group."""
-        total = float(self.weight)
-        for parameter in parameters:
-            if parameter.grad is not None and total:
-                parameter.grad.div_(total)
+        _divide_gradients(parameters, self.weight)
         self.batches.zero_()
         self.weight.zero_()
 
@@ -105,6 +102,16 @@ class Update:
             objective = objective if denominator is None else objective * factor.to(objective)
         (objective if self.scaler is None else self.scaler.scale(objective)).backward()
 
+    def divide(self, denominator: Any) -> None:
+        """Divide gradients of a batch, which are global, by the denominator of its loss: of sums they become means.
+
+        Gradients of several batches that make one step are divided together, when the last one is there.
+        """
+        if self.accumulation is not None:
+            self.accumulation.add(0 if denominator is None else denominator)
+        elif denominator is not None:
+            _divide_gradients(self._parameters(), denominator)
+
     def end(self) -> None:
         """Change the parameters after the backward pass of a batch, unless the group is incomplete."""
         if self.accumulation is None or self.accumulation.is_full:
@@ -116,7 +123,7 @@ class Update:
             self._apply()
 
     def _apply(self) -> None:
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        parameters = self._parameters()
         if self.accumulation is not None:
             self.accumulation.take_mean(parameters)
         if self.clip_norm is not None:
@@ -130,6 +137,16 @@ class Update:
             self.scaler.update()
         if self.scheduler is not None:
             self.scheduler.step()
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def _divide_gradients(parameters: list[torch.Tensor], denominator: Any) -> None:
+    total = float(denominator)
+    for parameter in parameters:
+        if parameter.grad is not None and total:
+            parameter.grad.div_(total)
 
 
 def scheduler_of(

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from raydist.testing import strategy_contract as contract
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-Divided = rd.ShardedStrategy | rd.MeshStrategy
+Divided = rd.ShardedStrategy | rd.MeshStrategy | rd.PipelineStrategy
 
 NUM_STEPS, ROWS = 14, 9
 SETTINGS: dict[str, Any] = {
@@ -60,6 +61,7 @@ MAKERS: dict[str, Callable[[], Divided]] = {
     "two": lambda: rd.ShardedStrategy(2, 1, **SETTINGS),
     "two by two": lambda: rd.ShardedStrategy(4, 1, shard_size=2, **SETTINGS),
     "tensor": lambda: rd.MeshStrategy({"tensor": 2}, divide, **SETTINGS),
+    "stages": lambda: rd.PipelineStrategy(2, num_microbatches=3, split=["up"], **SETTINGS),
 }
 
 
@@ -91,6 +93,33 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Places of a step at which faults are met."""
+
+    faults: tuple[Fault, ...]
+    folder: Path
+
+    def __call__(self, place: str, step: int) -> None:
+        for fault in self.faults:
+            fault.at(place, step, self.folder)
+
+    def loss(self, step: int, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self("forward", step)
+        if any(fault.place == "in backward" for fault in self.faults):
+            outputs.register_hook(lambda gradient: self("in backward", step))
+        return F.cross_entropy(outputs, targets)
+
+
+def loss_of(model: nn.Module, inputs: Any, targets: Any, loss_fn: Callable[..., Any], *, in_stages: bool) -> Any:
+    """Compute the loss and its gradients."""
+    if in_stages:
+        return rd.get_replica_context().pipeline_step((inputs, targets), loss_fn, model)
+    loss = loss_fn(model(inputs), targets)
+    loss.backward()
+    return loss
+
+
 @dataclass
 class Trained:
     values: dict[str, torch.Tensor]
@@ -117,23 +146,17 @@ def train(strategy: Divided, faults: Collection[Fault], folder: Path, *, skip: C
         optimizer, mean = torch.optim.AdamW(model.parameters(), lr=0.01), rd.Mean()
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.97)
 
-    def maybe_die(place: str, number: int) -> None:
-        for fault in faults:
-            fault.at(place, number, folder)
+    meet = Meeting(tuple(faults), folder)
+    in_stages = isinstance(strategy, rd.PipelineStrategy)
 
     def step(batch: Any, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, targets = batch
         optimizer.zero_grad()
         mean.update(inputs.sum(), weight=len(inputs))
-        outputs = model(inputs)
-        maybe_die("forward", number)
-        loss = F.cross_entropy(outputs, targets)
-        if any(fault.place == "in backward" for fault in faults):
-            outputs.register_hook(lambda gradient: maybe_die("in backward", number))
-        loss.backward()
-        maybe_die("backward", number)
+        loss = loss_of(model, inputs, targets, partial(meet.loss, number), in_stages=in_stages)
+        meet("backward", number)
         optimizer.step()
-        maybe_die("update", number)
+        meet("update", number)
         return loss.detach(), inputs.double().sum()
 
     failing = {fault.step for fault in faults if fault.fails}
@@ -162,6 +185,7 @@ KILLS = [("forward", 3, 0), ("in backward", 6, 1), ("between steps", 8, 1), ("up
     ("strategy", "kills"),
     [
         ("two", KILLS),
+        ("stages", [("forward", 3, 1), KILLS[1], KILLS[3]]),
         pytest.param("tensor", [KILLS[1], KILLS[3]], marks=pytest.mark.long),
         pytest.param(
             "two by two", [("forward", 5, 3), ("in backward", 6, 2), ("update", 10, 1)], marks=pytest.mark.long
@@ -250,13 +274,17 @@ class Fragile(nn.Module):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["two"], indirect=True)
+@pytest.mark.parametrize("strategy", ["two", "stages"], indirect=True)
 def test_fit_goes_on_when_replicas_are_killed(strategy: Divided, tmp_path: Path) -> None:
     def fit(*faults: Fault) -> tuple[dict[str, torch.Tensor], dict[str, list[float]]]:
         torch.manual_seed(0)
         rows, labels = torch.randn(60, 6), torch.randint(0, 3, (60,))
         with strategy.scope():
-            module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), Fragile(tmp_path, faults), nn.Linear(8, 3))
+            module = nn.Sequential()
+            module.add_module("down", nn.Linear(6, 8))
+            module.add_module("drop", nn.Dropout(0.3))
+            module.add_module("fragile", Fragile(tmp_path, faults))
+            module.add_module("up", nn.Linear(8, 3))
             model = rd.Model(module)
             model.compile(torch.optim.Adam(module.parameters(), lr=0.01), "cross_entropy")
         data = rd.Dataset.from_tensor_slices((rows, labels)).shuffle(60, seed=1).batch(10)
