@@ -383,7 +383,10 @@ class ReplicaRunner:
         try:
             if self._accelerator.defers:
                 self._accelerator.enter()
-            return self._run(header, objects, coming, peers)
+            result = self._run(header, objects, coming, peers)
+            if self._sharded is not None:
+                self._sharded.end_step()
+            return result
         except BaseException as caught:
             error = caught if self._sharded is None else self._sharded.translate(caught)
             self._calls.drop_records()

@@ -107,6 +107,7 @@ class ShardedModules:
         self._mesh: Any = None
         self._membership: Membership | None = None
         self._objects = objects
+        self._units: weakref.WeakSet[Any] = weakref.WeakSet()
         self.pipelines: Pipelines | None = None
         if device.type == "cpu":
             return_freed_memory()
@@ -147,6 +148,14 @@ class ShardedModules:
         if self.pipelines is not None:
             self.pipelines.weight = weight
 
+    def end_step(self) -> None:
+        """Free what units have gathered, and still hold after forward passes without a backward pass.
+
+        Otherwise the next pass would use them, whatever has changed since.
+        """
+        for unit in self._units:
+            unit.reshard()
+
     def shard(self, items: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
         """Shard new objects; return them, with sharded parameters in the place of whole ones.
 
@@ -171,8 +180,6 @@ class ShardedModules:
 
     def _shard_module(self, module: nn.Module) -> None:
         """Divide a module in place, and give it values if it has none."""
-        from torch.distributed.fsdp import FSDPModule
-
         if _is_sharded_already(module):
             return
         _make_fit(module)
@@ -184,10 +191,7 @@ class ShardedModules:
             self._require_reduction(module)
         for part in module.modules():
             vars(part)[SHARDED] = True
-            if isinstance(part, FSDPModule):
-                part.set_gradient_divide_factor(1.0)
-                part.set_force_sum_reduction_for_comms(True)  # gloo has no mean with a factor
-                part.set_custom_reduce_scatter(self._scatter)  # type: ignore[arg-type]  # by its methods, not its base
+        self._set_up_units(module)
         if is_on_meta(module):
             materialize_module(module, self._device)
         for name, parameter in module.named_parameters():
@@ -195,6 +199,18 @@ class ShardedModules:
             if is_sharded(parameter):
                 own: Any = parameter
                 own.full_tensor = functools.partial(self._scatter.gather, weakref.ref(parameter))
+
+    def _set_up_units(self, module: nn.Module) -> None:
+        """Have FSDP's units reduce gradients by the replicas' weights."""
+        from torch.distributed.fsdp import FSDPModule
+
+        units = [part for part in module.modules() if isinstance(part, FSDPModule)]
+        for unit in units:
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # gloo has no mean with a factor
+            unit.set_custom_reduce_scatter(self._scatter)  # type: ignore[arg-type]  # by its methods, not its base
+        if self._plan.parallelize is not None:  # else units free what they gather after each pass
+            self._units.update(units)
 
     def _cut(self, module: nn.Module, pipelines: Pipelines) -> None:
         """Divide a module into stages in place, and give it values if it has none.

@@ -16,7 +16,7 @@ from raydist.training.elements import Precision
 from raydist.training.losses import kind_of, loss_by_name
 from raydist.training.module_passes import is_in_stages
 from raydist.training.passes import require_at_least
-from raydist.training.steps import CompileSettings, Trainee
+from raydist.training.settings import CompileSettings, Trainee
 from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
 from raydist.training.updates import Accumulation, Update, optimizer_by_name, require_optimizer, scheduler_of
 

@@ -22,7 +22,8 @@ from raydist.training.passes import (
     run_executions,
     warn_out_of_data,
 )
-from raydist.training.steps import Trainee, evaluation_step, prediction_step
+from raydist.training.settings import Trainee
+from raydist.training.steps import evaluation_step, prediction_step
 
 if TYPE_CHECKING:
     from torch import nn

@@ -25,7 +25,8 @@ from raydist.training.passes import (
     warn_out_of_data,
 )
 from raydist.training.progress import Reporter
-from raydist.training.steps import Trainee, training_step
+from raydist.training.settings import Trainee
+from raydist.training.steps import training_step
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset

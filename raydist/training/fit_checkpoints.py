@@ -17,7 +17,7 @@ from raydist.distributed_dataset import DistributedDataset
 from raydist.pipelines.stored.directory_files import directory_files
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.checkpoint_callbacks import BackupAndRestore
-from raydist.training.steps import Trainee
+from raydist.training.settings import Trainee
 
 _NAME = "ckpt"  # prefix of checkpoint names of a manager without another name
 _MAX_TO_KEEP = 3

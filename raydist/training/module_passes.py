@@ -40,12 +40,12 @@ from raydist.training.losses import (
     weighted_loss,
 )
 from raydist.training.model_losses import LossAndOutputs, call_module, model_loss
+from raydist.training.settings import CompileSettings, Trainee
 
 if TYPE_CHECKING:
     from torch import nn
 
     from raydist.context.strategy import Strategy
-    from raydist.training.steps import CompileSettings, Trainee
 
 
 @final

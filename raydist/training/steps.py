@@ -15,8 +15,7 @@ compare their pieces; if these differ, one replica updates such metrics with the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,16 +28,13 @@ from raydist.core.nest import leaves_in, map_structure
 from raydist.core.values import ReduceOp
 from raydist.strategies.functions import get_replica_context
 from raydist.training.elements import ClassWeights, Precision, autocast, forward, inputs_of, num_rows_of, widened
-from raydist.training.losses import LossKind
 from raydist.training.model_losses import call_module, without_loss
 from raydist.training.module_passes import Outcome, is_in_stages, lists_as_tuples, pass_of, predict_in_stages
+from raydist.training.settings import Trainee
 from raydist.training.trackers import Trackers
-from raydist.training.updates import Update
 
 if TYPE_CHECKING:
-    from torch.optim.lr_scheduler import LRScheduler
-
-    from raydist.context.strategy import Strategy
+    pass
 
 # These metrics take the largest score, logit or probability alike.
 _NEVER_GUESS = {"MulticlassStatScores", "MulticlassConfusionMatrix", "MulticlassExactMatch"}
@@ -104,43 +100,6 @@ def _is_first_with_rows(context: ReplicaContext) -> bool:
 Step = Callable[[Any], Any]
 
 _END = object()
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class CompileSettings:
-    """The arguments of `Model.compile`, and the counters created for them.
-
-    Attributes:
-        update: The optimizer, scheduler and accumulation.
-        loss: The loss function; None if the module computes its loss.
-        row_loss: The loss function for batches with row weights: one value per row.
-        loss_kind: Denominator of the loss.
-        trackers: The counters.
-        steps_per_execution: Steps of one call to the replicas.
-        precision: Precision of the module's forward pass; None for that of its parameters.
-        scheduler_here: Scheduler that counts batches on the driver, if workers train independently and none sees all
-            steps of the optimizer. `update` then has no scheduler.
-    """
-
-    update: Update
-    loss: Callable[[Any, Any], Any] | None
-    row_loss: Callable[[Any, Any], Any] | None
-    loss_kind: LossKind
-    trackers: Trackers
-    steps_per_execution: int
-    precision: Precision = None
-    scheduler_here: LRScheduler | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Trainee:
-    """The part of a compiled `Model` that fit and evaluate use: strategy, module, and settings of `compile`."""
-
-    strategy: Strategy
-    module: nn.Module
-    compiled: CompileSettings
 
 
 def training_step(trainee: Trainee, class_weights: ClassWeights, count: Callable[[], Any]) -> Step:

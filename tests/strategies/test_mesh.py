@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from torchmetrics import SumMetric
 
 import raydist as rd
+from raydist.testing import strategy_contract as contract
 from tests.shared_strategies import KeptStrategies
+from tests.strategies.test_sharded import EXCEPTIONS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -210,3 +212,62 @@ def test_gradients_that_the_program_has_set_are_exchanged_before_they_are_clippe
         return float(norm), float(weight.grad)
 
     assert strategy.local_results(strategy.run(step)) == (pytest.approx((1.5, 0.5), rel=1e-4),) * 2
+
+
+def shard_all(model: nn.Module, mesh: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=mesh["shard"])
+
+
+def leave_whole(model: nn.Module, mesh: Any) -> None:
+    """Divide nothing: replicas with the same rows compute the same."""
+
+
+@pytest.fixture
+def shards(ray_cluster: None) -> Iterator[rd.MeshStrategy]:
+    """Two replicas that divide everything by torch's own `fully_shard`."""
+    with rd.MeshStrategy({"shard": 2}, shard_all, timeouts=LIMITS, resources_per_replica={"CPU": 0.01}) as made:
+        yield cast("rd.MeshStrategy", made)
+
+
+DRAW_INSIDE = {"check_batches", "check_aggregation"}
+
+
+def test_contract(shards: rd.MeshStrategy) -> None:
+    for check in contract.CHECKS:
+        if check.__name__ not in EXCEPTIONS:
+            check(shards)
+
+
+def test_contract_where_replicas_get_the_same_rows(ray_cluster: None) -> None:
+    with rd.MeshStrategy({"tensor": 2}, leave_whole, timeouts=LIMITS, resources_per_replica={"CPU": 0.01}) as strategy:
+        for check in contract.CHECKS:
+            if check.__name__ not in EXCEPTIONS | DRAW_INSIDE:
+                check(strategy)
+
+
+def test_passes_without_gradients_leave_nothing_gathered(shards: rd.MeshStrategy) -> None:
+    """FSDP keeps the parameters of the outermost module gathered until a backward pass."""
+    with shards.scope():
+        model = nn.Linear(2, 2)
+
+    def train() -> None:
+        model.zero_grad()
+        model(torch.ones(3, 2)).sum().backward()
+
+    def evaluate(context: Callable[[], Any]) -> Any:
+        with context():
+            return model(torch.ones(3, 2)).sum()
+
+    for number, context in enumerate((torch.no_grad, torch.inference_mode)):
+        shards.run(train)
+        shards.run(evaluate, args=(context,))
+        gradient = model.weight.grad
+        assert gradient is not None
+        assert gradient.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+        with torch.no_grad():
+            model.weight.fill_(number)
+            model.bias.fill_(1.0)
+        found = shards.local_results(shards.run(evaluate, args=(context,)))
+        assert float(found[0]) == 6 + 12 * number, "with the values that the driver has written"

@@ -72,9 +72,9 @@ def outcome(strategy: rd.Strategy, name: str) -> list[torch.Tensor]:
     loss, settings = LOSSES[name]
     model = make(strategy, loss, settings)
     data = rows(weighted=name == "weights")
-    history = model.fit(data, epochs=2, validation_data=data, verbose=0).history
+    history = model.fit(data, epochs=2, validation_data=data, verbose=False).history
     logs = [torch.as_tensor(values, dtype=torch.float64) for _, values in sorted(history.items())]
-    predictions = model.predict(data, verbose=0)
+    predictions = model.predict(data, verbose=False)
     return [*(each.detach().clone() for each in model.module.parameters()), *logs, predictions]
 
 
@@ -91,7 +91,7 @@ def test_fit_continues_from_a_checkpoint_of_another_strategy(in_stages: rd.Pipel
 
     def fit(strategy: rd.Strategy, path: str, epochs: int) -> dict[str, torch.Tensor]:
         model = make(strategy, lambda: "cross_entropy", {})
-        model.fit(rows(), epochs=epochs, verbose=0, checkpoint=tmp_path / path)
+        model.fit(rows(), epochs=epochs, verbose=False, checkpoint=tmp_path / path)
         return {name: each.clone() for name, each in model.module.state_dict().items()}
 
     expected = fit(alone, "whole", 3)
@@ -121,11 +121,11 @@ def test_precision_is_that_of_the_layers(in_stages: rd.PipelineStrategy) -> None
         model = rd.Model(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)))
         model.compile("sgd", "cross_entropy", precision="bf16")
     data = rows().map(lambda x, y: (x.astype("float32"), y))
-    predictions = model.predict(data, verbose=0)
+    predictions = model.predict(data, verbose=False)
     assert predictions.dtype is torch.float32
     assert torch.equal(predictions, predictions.bfloat16().float())
     before = [each.detach().clone() for each in model.module.parameters()]
-    model.fit(data, verbose=0)
+    model.fit(data, verbose=False)
     assert not any(map(torch.equal, before, model.module.parameters()))
 
 
@@ -140,7 +140,7 @@ def test_losses_that_microbatches_cannot_share_are_errors(ray_cluster: None, los
     with pipelines(2, stages=1) as strategy:
         model = make(strategy, lambda: loss, {})
         with pytest.raises(rd.InvalidArgumentError, match=said):
-            model.fit(rows(), verbose=0)
+            model.fit(rows(), verbose=False)
 
 
 def test_a_gradient_scaler_is_an_error(ray_cluster: None) -> None:
