@@ -68,8 +68,11 @@ def is_on_meta(module: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in module.parameters())
 
 
-def materialize_module(module: nn.Module, device: torch.device) -> None:
+def materialize_module(module: nn.Module, device: torch.device, holds: Callable[[str], bool] | None = None) -> None:
     """Give a module on "meta" memory and values, in place. Its parameters become other objects.
+
+    With `holds`, parameters whose names it refuses go back to "meta": after each part, or after an `init` function,
+    which may need all of them at once.
 
     Raises:
         FailedPreconditionError: Nothing says which values, or a part cannot make its own.
@@ -80,22 +83,46 @@ def materialize_module(module: nn.Module, device: torch.device) -> None:
             f'A module on the device "meta" must be given values, but {type(module).__name__} has none. Call '
             "rd.materialize(module) under the scope, before the first step."
         )
-    parts = [part for part in module.modules() if _has_tensors(part)]
-    stuck = [part for part in parts if not callable(getattr(part, "reset_parameters", None))]
-    if order.init is None and stuck:
-        raise FailedPreconditionError(
-            f'Each part of a module on the device "meta" must have reset_parameters(), but {type(stuck[0]).__name__} '
-            "has parameters or buffers, and no such method. Give rd.materialize an init function that fills them."
-        )
-    module.to_empty(device=device)
+    if order.init is None:
+        _require_resets(module)
+    in_parts = holds is not None and (order.init is None or order is NO_VALUES)
+    if not in_parts:
+        module.to_empty(device=device)
     with torch.random.fork_rng(), torch.no_grad(), SameRandomNumbers():  # type: ignore[no-untyped-call]  # torch's base
         torch.manual_seed(order.seed)
         if order.init is not None:
             order.init(module)
-        else:
-            for part in parts:
-                reset: Any = part.reset_parameters
-                reset()
+        for name, part in module.named_modules():
+            if in_parts:
+                part.to_empty(device=device, recurse=False)
+            if order.init is None:
+                _reset(part)
+            if holds is not None:
+                _drop_parameters(part, name, holds)
+
+
+def _require_resets(module: nn.Module) -> None:
+    """Raise if a part cannot make its own values."""
+    for part in module.modules():
+        if _has_tensors(part) and not callable(getattr(part, "reset_parameters", None)):
+            raise FailedPreconditionError(
+                f'Each part of a module on the device "meta" must have reset_parameters(), but {type(part).__name__} '
+                "has parameters or buffers, and no such method. Give rd.materialize an init function that fills them."
+            )
+
+
+def _reset(part: nn.Module) -> None:
+    if _has_tensors(part):
+        reset: Any = part.reset_parameters
+        reset()
+
+
+def _drop_parameters(part: nn.Module, name: str, holds: Callable[[str], bool]) -> None:
+    """Free the memory of a part's parameters whose names `holds` refuses."""
+    for own, parameter in [*part.named_parameters(recurse=False)]:
+        if not holds(f"{name}.{own}" if name else own):
+            empty = torch.empty_like(parameter, device="meta")
+            setattr(part, own, nn.Parameter(empty, requires_grad=parameter.requires_grad))
 
 
 def _has_tensors(part: nn.Module) -> bool:

@@ -74,13 +74,16 @@ class PipelinedModule:
         stage: Number of this replica's stage.
         num_stages: Number of stages.
         group: Process group of the stages.
+        device: Device of this replica.
 
     Attributes:
         in_step: True while a step runs, whose backward passes may compute parts of this stage again.
         schedules: Objects that run this stage, by the kind of the batch, of which the caller keeps a few.
     """
 
-    def __init__(self, root: nn.Module, stages: StageMap, stage: int, num_stages: int, group: Any) -> None:
+    def __init__(
+        self, root: nn.Module, stages: StageMap, stage: int, num_stages: int, group: Any, device: torch.device
+    ) -> None:
         if _COMPILED in vars(root):
             raise InvalidArgumentError(
                 "A module that is cut into stages must not be compiled as a whole. Compile its layers: "
@@ -98,9 +101,9 @@ class PipelinedModule:
         for part in root.modules():
             vars(part)[STAGES] = None
         vars(root)[STAGES] = self
-        self._divide(stages, group)
+        self._divide(stages, group, device)
 
-    def _divide(self, stages: StageMap, group: Any) -> None:
+    def _divide(self, stages: StageMap, group: Any, device: torch.device) -> None:
         """Note the stage of each tensor, and free the parameters of others."""
         made: dict[int, nn.Parameter] = {}
         for path, parameter in [*self._root.named_parameters(remove_duplicate=False)]:
@@ -109,7 +112,9 @@ class PipelinedModule:
                 held_by(parameter, holder)
                 continue
             if id(parameter) not in made:
-                empty = nn.Parameter(Placeholder.like(parameter.detach()), requires_grad=parameter.requires_grad)
+                placeholder = Placeholder.like(parameter.detach())
+                placeholder.home = device
+                empty = nn.Parameter(placeholder, requires_grad=parameter.requires_grad)
                 made[id(parameter)] = empty
                 held_by(empty, holder)
             owner, _, name = path.rpartition(".")

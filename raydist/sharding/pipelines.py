@@ -13,6 +13,7 @@ from torch import nn
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.exception_utils import annotate
 from raydist.core.nest import flatten, map_structure, unflatten
+from raydist.sharding.initial_values import is_on_meta, materialize_module
 from raydist.sharding.pipelined_module import PassRecord, PipelinedModule
 from raydist.sharding.stages import PipelinePlan, map_stages
 from raydist.utils.sharded_tensors import STAGES, is_sharded
@@ -45,8 +46,11 @@ class Pipelines:
         self.weight = 1.0
 
     def divide(self, module: nn.Module) -> None:
-        """Divide a module in place."""
-        PipelinedModule(module, map_stages(module, self._plan), self._stage, self._plan.num_stages, self._stages)
+        """Divide a module in place, and give it values if it has none."""
+        stages = map_stages(module, self._plan)
+        if is_on_meta(module):
+            materialize_module(module, self._device, lambda name: stages.tensors[name] == self._stage)
+        PipelinedModule(module, stages, self._stage, self._plan.num_stages, self._stages, self._device)
 
     def step(
         self, batch: Any, loss_fn: Callable[..., Any], model: nn.Module | None = None, *, adds_up: bool = False

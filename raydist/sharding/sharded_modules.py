@@ -219,8 +219,6 @@ class ShardedModules:
         """
         if next(module.parameters(), None) is not None and not _is_sharded_already(module):
             _make_fit(module)
-            if is_on_meta(module):
-                materialize_module(module, self._device)
             for part in module.modules():
                 vars(part)[SHARDED] = True
             pipelines.divide(module)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torchmetrics import SumMetric
 
 import raydist as rd
+from raydist.sharding.initial_values import INITIAL_VALUES, InitialValues, materialize_module
 from raydist.sharding.pipelined_module import PipelinedModule
 from raydist.sharding.stages import PipelinePlan, map_stages
 from raydist.testing import strategy_contract as contract
@@ -197,15 +198,7 @@ def test_replicas_without_rows_and_other_results_of_the_loss(four: rd.PipelineSt
 
 def test_contract(four: rd.PipelineStrategy) -> None:
     """Others call modules in steps, draw batches inside the replicas, or fail on purpose."""
-    names = {
-        "check_numbers",
-        "check_values",
-        "check_collectives",
-        "check_scope",
-        "check_modes",
-        "check_copies",
-        "check_metrics",
-    }
+    names = {"numbers", "values", "collectives", "scope", "modes", "copies", "metrics"}
     checks = {check.__name__.removeprefix("check_"): check for check in contract.CHECKS}
     assert checks.keys() > names
     for name, check in checks.items():
@@ -405,7 +398,7 @@ def pass_through(make: Callable[[], nn.Module], x: torch.Tensor, plan: PipelineP
     received: Any = ()
     for stage in range(plan.num_stages):
         mine = copy.deepcopy(model)
-        module = PipelinedModule(mine, map_stages(mine, plan), stage, plan.num_stages, None)
+        module = PipelinedModule(mine, map_stages(mine, plan), stage, plan.num_stages, None, torch.device("cpu"))
         received = module.run(module.record((x,), {}), (x,), {}, received)
     return received
 
@@ -457,7 +450,7 @@ def test_finding_what_stages_exchange_changes_nothing(ray_cluster: None) -> None
     model = Counts()
     before = {name: (each, each.clone()) for name, each in model.named_buffers()}
     plan = PipelinePlan(2, 1, "1F1B")
-    PipelinedModule(model, map_stages(model, plan), 0, 2, None).record((torch.ones(4, 2),), {})
+    PipelinedModule(model, map_stages(model, plan), 0, 2, None, torch.device("cpu")).record((torch.ones(4, 2),), {})
     after = dict(model.named_buffers())
     assert all(after[name] is each and torch.equal(each, value) for name, (each, value) in before.items())
 
@@ -611,3 +604,21 @@ def test_a_module_that_the_driver_never_holds(two: rd.PipelineStrategy) -> None:
         alone = layers()
     assert difference(dict(alone.state_dict()), dict(model.state_dict())) == 0
     assert float(loss) == pytest.approx(float(alone(torch.ones(4, 2)).detach().mean()), rel=1e-5)
+
+
+def test_parameters_of_other_stages_have_memory_one_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    most = 0
+    original = nn.Linear.reset_parameters
+
+    def reset(part: nn.Linear) -> None:
+        nonlocal most
+        original(part)
+        most = max(most, sum(not each.is_meta for each in model.parameters()))
+
+    monkeypatch.setattr(nn.Linear, "reset_parameters", reset)
+    vars(model)[INITIAL_VALUES] = InitialValues(None, 7)
+    materialize_module(model, torch.device("cpu"), lambda name: name.startswith("4."))
+    assert [name for name, each in model.named_parameters() if not each.is_meta] == ["4.weight", "4.bias"]
+    assert most == 4, "of the stage's part and another one"
