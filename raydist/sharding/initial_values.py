@@ -77,14 +77,7 @@ def materialize_module(module: nn.Module, device: torch.device, holds: Callable[
     Raises:
         FailedPreconditionError: Nothing says which values, or a part cannot make its own.
     """
-    order: InitialValues | None = vars(module).get(INITIAL_VALUES)
-    if order is None:
-        raise FailedPreconditionError(
-            f'A module on the device "meta" must be given values, but {type(module).__name__} has none. Call '
-            "rd.materialize(module) under the scope, before the first step."
-        )
-    if order.init is None:
-        _require_resets(module)
+    order = _order_of(module)
     in_parts = holds is not None and (order.init is None or order is NO_VALUES)
     if not in_parts:
         module.to_empty(device=device)
@@ -101,14 +94,21 @@ def materialize_module(module: nn.Module, device: torch.device, holds: Callable[
                 _drop_parameters(part, name, holds)
 
 
-def _require_resets(module: nn.Module) -> None:
-    """Raise if a part cannot make its own values."""
-    for part in module.modules():
+def _order_of(module: nn.Module) -> InitialValues:
+    """Return where the values of a module come from; raise if nothing says so, or a part cannot make its own."""
+    order: InitialValues | None = vars(module).get(INITIAL_VALUES)
+    if order is None:
+        raise FailedPreconditionError(
+            f'A module on the device "meta" must be given values, but {type(module).__name__} has none. Call '
+            "rd.materialize(module) under the scope, before the first step."
+        )
+    for part in module.modules() if order.init is None else ():
         if _has_tensors(part) and not callable(getattr(part, "reset_parameters", None)):
             raise FailedPreconditionError(
                 f'Each part of a module on the device "meta" must have reset_parameters(), but {type(part).__name__} '
                 "has parameters or buffers, and no such method. Give rd.materialize an init function that fills them."
             )
+    return order
 
 
 def _reset(part: nn.Module) -> None:
