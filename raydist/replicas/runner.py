@@ -7,7 +7,6 @@ instead of waiting, and refuses every later step until the driver forms a new ge
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import threading
@@ -24,15 +23,12 @@ from raydist.checkpoints.shard_reader import ShardReader, exchange_bytes
 from raydist.checkpoints.shards import MergedStates, Shard, ShardWriter
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CallLog
-from raydist.collectives.deadlock import DeadlockDetector, Progress, WatchedCommunicator
-from raydist.collectives.delegating import RootReducingCommunicator
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
-from raydist.collectives.single_rank import SingleRank
 from raydist.context.run_call import add_hint
-from raydist.core.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
+from raydist.core.errors import CancelledError, FailedPreconditionError
 from raydist.core.exception_utils import annotate
 from raydist.core.fork_guard import call_here
 from raydist.core.values import Leaves
@@ -41,6 +37,7 @@ from raydist.mirroring.object_kinds import names_of, row_tables
 from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, ReplicaView, watch_gradient_readers
+from raydist.replicas.group_member import GroupMember
 from raydist.replicas.own_state import OwnStateReader
 from raydist.replicas.replica_recovery import HandedOver, ReplicaCopy, ReplicaRecovery, ReplicaSeeds
 from raydist.replicas.results import StepResult, pack_result
@@ -60,95 +57,6 @@ _KEPT = 8  # refused saves
 _GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ANSWER_S = 0.05
 _LOOK_S = 0.0005  # between two looks at the step, in tests of failures
-# Each purpose has its own group: a reduction inside a backward pass must not be interleaved with gradient reductions.
-_PURPOSES = ("gradients", "values")
-
-
-@final
-class GroupMember:
-    """Membership of one replica. The replica's thread uses this class; any thread may call `abort`."""
-
-    gradients: Communicator  # communicator of gradients; where gradients stay local, a group of this replica alone
-    values: Communicator  # communicator of everything else
-
-    def __init__(self, setup: ReplicaSetup, join_group: Callable[..., Communicator], device: torch.device) -> None:
-        self.generation = -1  # current generation (incarnation) of the group; -1 before the first
-        self.progress = Progress()  # current step and collective of the replica, for supervisors
-        self._setup = setup
-        self._join_group = join_group
-        self._device = device
-        self._communicators: dict[str, Communicator] = {}
-        self._detector: DeadlockDetector | None = None
-        self._aborting = threading.Lock()
-
-    def join(self, membership: Membership) -> None:
-        """Join a generation of the group, and clear an earlier failure. Blocks until all replicas have joined."""
-        with self._aborting:  # a late abort of the previous generation must not hit this one
-            self.generation = membership.generation
-        self.progress.restart()
-        for communicator in self._communicators.values():
-            communicator.abort()
-            communicator.close()
-        purposes = _PURPOSES if self._setup.rules.exchanges_gradients else _PURPOSES[1:]
-        self._communicators = {purpose: self._open(membership, purpose) for purpose in purposes}
-        self._watch(membership)
-        self.values = self._communicators["values"]
-        alone = replace(membership, rank=0, world_size=1)
-        self.gradients = self._communicators.get("gradients") or SingleRank(alone, self._device)
-
-    def _open(self, membership: Membership, purpose: str) -> Communicator:
-        group = self._join_group(
-            replace(membership, group=f"{membership.group}-{purpose}"),
-            device=torch.device(self._setup.device),
-            timeout_s=self._setup.collective_timeout_s,
-            backend=self._setup.backend,
-        )
-        if self._setup.accumulation is not None:
-            group = RootReducingCommunicator(group, self._setup.accumulation)
-        return WatchedCommunicator(group, purpose, self.progress, self._verdict)
-
-    def _watch(self, membership: Membership) -> None:
-        """Start a detector of deadlocks in this generation."""
-        self.unwatch()
-        if membership.world_size > 1 and membership.store_host:
-            end = functools.partial(self.abort, membership.generation)
-            self._detector = DeadlockDetector(membership, self.progress, end).start()
-
-    def _verdict(self) -> CollectiveMismatchError | None:
-        return None if self._detector is None else self._detector.verdict()
-
-    def unwatch(self) -> None:
-        """Stop the deadlock detector."""
-        detector, self._detector = self._detector, None
-        if detector is not None:
-            detector.close()
-
-    def abort(self, generation: int) -> None:
-        """Abort the collectives of a generation, here and thereby on its peers. May come late, and from any thread."""
-        with self._aborting:
-            if generation == self.generation:
-                for communicator in self._communicators.values():
-                    communicator.abort()
-
-    def close(self) -> None:
-        """Leave the group."""
-        self.unwatch()
-        for communicator in self._communicators.values():
-            communicator.close()
-
-
-def _among_synced(membership: Membership, same_rows: int) -> Membership:
-    """Return the membership in the group of those replicas, one of each that get the same rows, that this one is in."""
-    if same_rows == 1:
-        return membership
-    place = membership.rank % same_rows
-    return replace(
-        membership,
-        group=f"{membership.group}-{place}",
-        rank=membership.rank // same_rows,
-        world_size=membership.world_size // same_rows,
-        hosts=membership.hosts[place::same_rows],
-    )
 
 
 @final
@@ -236,7 +144,7 @@ class ReplicaRunner:
         Args:
             again: The driver sends the steps that were refused again.
         """
-        self._member.join(_among_synced(membership, self._setup.same_rows))
+        self._member.join(membership)
         if self._sharded is not None:
             self._sharded.join(replace(membership, group=f"{membership.group}-sharded"))
         held_back, self._held_back = self._held_back, []
