@@ -77,7 +77,10 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
         if kinds <= {bytes} or kinds <= {str}:
             return array
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise SpecError(f"A leaf must hold numbers, bools, bytes or str, got an object array of {names}.")
+        raise SpecError(
+            f"A leaf must hold numbers, bools, bytes or str, got an object array of {names}. Arrays of several lengths: "
+            "pad them in the function that makes them, or make one an element, and batch by padded_batch or ragged_batch."
+        )
     raise SpecError(f"A leaf must hold numbers, bools, bytes or str, got dtype {array.dtype}. Convert it to numbers.")
 
 

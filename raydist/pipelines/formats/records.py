@@ -116,7 +116,7 @@ class FixedRecordReader(RecordReader):
                 self._stream.path,
                 self.offset,
                 f"A file must end with a whole record of {self._record_bytes} bytes and a footer of "
-                f"{self._footer_bytes}, but {left} bytes are left behind record {self.index - 1}",
+                f"{self._footer_bytes}, but {left} bytes follow {self.index} whole records",
             )
 
 
