@@ -78,8 +78,9 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
             return array
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise SpecError(
-            f"A leaf must hold numbers, bools, bytes or str, got an object array of {names}. Arrays of several lengths: "
-            "pad them in the function that makes them, or make one an element, and batch by padded_batch or ragged_batch."
+            f"A leaf must hold numbers, bools, bytes or str, got an object array of {names}. Pad arrays of "
+            "several lengths in the function that makes them, or make each an element, and batch by padded_batch or "
+            "ragged_batch."
         )
     raise SpecError(f"A leaf must hold numbers, bools, bytes or str, got dtype {array.dtype}. Convert it to numbers.")
 

@@ -147,7 +147,7 @@ def test_records_between_header_and_footer(
     if error is not None:
         assert isinstance(error, rd.DataLossError)
         assert error.offset == header + num * record
-        assert f"{footer + 1} bytes are left" in str(error)
+        assert f"{footer + 1} bytes follow {num} whole records" in str(error)
 
 
 def read_lines(path: Path, limit: int = 3, **options: int) -> tuple[list[bytes], list[int], Exception | None]:
