@@ -415,3 +415,44 @@ def test_a_copy_has_the_parts_of_one_replica(strategy: Divided) -> None:
     assert [len(state.blueprints) for state in states] == [1, 1]
     parts = [each for state in states for _, held in [*state.states.values()][0] for each in held.values()]
     assert sorted(part.image.array.nbytes for part in parts) == [4] * 2 + [32 * 16 * 4] * 4
+
+
+class DiesOnArrival(nn.Linear):
+    """A layer whose process is killed while it takes over a copy of a state, once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(4, 4)
+        self.folder = folder
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        if (self.folder / "first-3-1").exists() and torch.distributed.is_initialized():
+            Fault("second", 0, 0).at("second", 0, self.folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["two"], indirect=True)
+def test_a_loss_while_replicas_take_over_copies(strategy: Divided, tmp_path: Path) -> None:
+    def train(folder: Path, *faults: Fault) -> list[torch.Tensor]:
+        folder.mkdir()
+        torch.manual_seed(0)
+        with strategy.scope():
+            model = nn.Sequential(nn.Linear(4, 4), DiesOnArrival(folder))
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            model(torch.full((3, 4), float(number))).square().mean().backward()
+            for fault in faults:
+                fault.at("first", number, folder)
+            optimizer.step()
+
+        for number in range(7):
+            strategy.run(step, args=(number,))
+        return [each.detach().clone() for each in model.parameters()]
+
+    expected = train(tmp_path / "undisturbed")
+    found = train(tmp_path / "disturbed", Fault("first", 3, 1))
+    assert (tmp_path / "disturbed" / "second-0-0").exists()
+    assert [failure.ranks for failure in strategy.failures()] == [(0, 1)], "both in one recovery"
+    assert all(map(torch.equal, expected, found))
