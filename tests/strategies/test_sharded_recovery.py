@@ -425,7 +425,7 @@ class DiesOnArrival(nn.Linear):
         self.folder = folder
 
     def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch does not annotate it
         if (self.folder / "first-3-1").exists() and torch.distributed.is_initialized():
             Fault("second", 0, 0).at("second", 0, self.folder)
 
