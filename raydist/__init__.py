@@ -144,6 +144,8 @@ if TYPE_CHECKING:
     from raydist.training.callbacks.log_callbacks import CSVLogger as CSVLogger
     from raydist.training.callbacks.log_callbacks import ProgressBar as ProgressBar
     from raydist.training.callbacks.tensor_board import TensorBoard as TensorBoard
+    from raydist.training.exported_model import ExportedModel as ExportedModel
+    from raydist.training.exported_model import load_exported as load_exported
     from raydist.training.feature_layers import DenseFeatures as DenseFeatures
     from raydist.training.feature_layers import LinearModel as LinearModel
     from raydist.training.metrics import Mean as Mean
@@ -189,6 +191,7 @@ _MODULE_OF = {
     "EarlyStopping": "raydist.training.callbacks.early_stopping",
     "FailedPreconditionError": "raydist.core.errors",
     "Elastic": "raydist.options",
+    "ExportedModel": "raydist.training.exported_model",
     "FailureOptions": "raydist.options",
     "FixedLenFeature": "raydist.pipelines.tf_example.features",
     "FixedLenSequenceFeature": "raydist.pipelines.tf_example.features",
@@ -280,6 +283,7 @@ _MODULE_OF = {
     "get_strategy": "raydist.strategies.functions",
     "list_builders": "raydist.datasets.loading",
     "load": "raydist.datasets.loading",
+    "load_exported": "raydist.training.exported_model",
     "materialize": "raydist.strategies.functions",
     "ml": "raydist",
     "has_strategy": "raydist.context.current",

@@ -17,6 +17,7 @@ from raydist.training.callbacks.profile_batches import ProfileBatches
 from raydist.training.compiled_model import CompiledModel
 from raydist.training.elements import ClassWeights
 from raydist.training.evaluation import Evaluation, Prediction
+from raydist.training.export import export_module
 from raydist.training.fit import Fit, FitPlan
 from raydist.training.fit_checkpoints import FitState, open_checkpoints
 from raydist.training.given_data import distributed, held_out_data
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from raydist.checkpoints.manager import CheckpointManager
     from raydist.dataset import Dataset
     from raydist.distributed_dataset import DistributedDataset
+    from raydist.feature import FeatureSpace
 
     Data = Dataset | DistributedDataset
 
@@ -351,3 +353,41 @@ class Model(CompiledModel):
         if optimizer is not None:
             restore_optimizer(optimizer, tensors, manifest)
         return cls(target, config=manifest.config)
+
+    def export(
+        self,
+        directory: str | os.PathLike[str],
+        example_inputs: Any,
+        feature_space: FeatureSpace | None = None,
+    ) -> str:
+        """Write the module's forward pass as a new version, for `rd.load_exported` and `rd.serve`. Blocks.
+
+        The version, `directory/<number>/`, appears as a whole. It has a `torch.export` program that takes any number of
+        rows, the weights as safetensors, and a signature as JSON; nothing of it needs the module's code. The module is
+        traced in evaluation mode, on the CPU and without autocast. Other modules of the program stay as they are.
+
+        Args:
+            directory: Directory of the model's versions, local or mounted.
+            example_inputs: A batch of inputs as `predict` takes them: a tensor, a tuple of arguments, or a dict. Values
+                do not matter; shapes other than the number of rows do. With a feature space, a dict of features; of a
+                feature with any number of values there must be rows of different lengths.
+            feature_space: Turns features into the module's input, a dict of tensors; saved with the program.
+
+        Returns:
+            The path of the version.
+
+        Raises:
+            InvalidArgumentError: torch.export cannot trace the module for any number of rows, the feature space has
+                functions, or the module has a ShardedEmbedding.
+            SpecError: The examples are no tensors, or an output has no row for each row of the inputs.
+
+        >>> import os, tempfile, torch
+        >>> folder = tempfile.mkdtemp()
+        >>> path = rd.Model(torch.nn.Linear(2, 1)).export(folder, torch.zeros(1, 2))
+        >>> os.path.basename(path), sorted(os.listdir(path))
+        ('1', ['model.safetensors', 'program.pt2', 'signature.json'])
+
+        Source: keras.Model.export.
+        """
+        own_loss = self._compiled is not None and self._compiled.loss is None
+        return export_module(self._module, directory, example_inputs, feature_space, by_keyword=own_loss)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -168,6 +169,18 @@ def _read_model(path: str) -> Iterator[Any]:
     yield np.array([optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]])
 
 
+def _write_export(path: Path) -> None:
+    version = rd.Model(_model()).export(path, torch.zeros(1, 4))
+    os.rename(version, path / "whole")
+    for file in (path / "whole").iterdir():  # the case is the version itself
+        file.rename(path / file.name)
+    (path / "whole").rmdir()
+
+
+def _read_export(path: str) -> Iterator[Any]:
+    yield rd.load_exported(path)(torch.ones(2, 4)).numpy()
+
+
 def _write_features(path: Path) -> None:
     age = rd.feature.numeric_column("age", normalizer_fn=rd.feature.Normalization(40.5, 9.25))
     job = rd.feature.categorical_column_with_vocabulary_list("job", ["cook", "baker", "pilot"], num_oov_buckets=2)
@@ -276,6 +289,7 @@ CASES = {
         FileCase("saved", lambda path: _saved().save(str(path)), rd.Dataset.load, _everything),
         FileCase("saved.zstd", lambda path: _saved().save(str(path), compression="ZSTD"), rd.Dataset.load, _everything),
         FileCase("model.safetensors", _write_model, _read_model, _everything),
+        FileCase("exported", _write_export, _read_export, _everything),
         FileCase("features.json", _write_features, _read_features, _everything),
         FileCase("checkpoint", _write_checkpoint, _read_checkpoint, _everything),
     )
