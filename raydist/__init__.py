@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from raydist import feature as feature
     from raydist import image as image
     from raydist import ml as ml
+    from raydist import serve as serve
     from raydist import summary as summary
     from raydist import text as text
     from raydist import video as video
@@ -292,6 +293,7 @@ _MODULE_OF = {
     "parse_example": "raydist.pipelines.tf_example.parse",
     "parse_single_example": "raydist.pipelines.tf_example.parse",
     "profile_steps": "raydist.strategies.profile_steps",
+    "serve": "raydist",
     "summary": "raydist",
     "set_aggregation": "raydist.mirroring.aggregation",
     "text": "raydist",

@@ -27,6 +27,7 @@ LAYERS = (
     {"coordinator"},
     {"strategies"},
     {"training", "ml"},
+    {"serve"},
     {"testing"},
 )
 
@@ -65,7 +66,7 @@ ROOMS = {
 }
 
 RAY_ALLOWED = (
-    *("raydist.actors", "raydist.cluster", "raydist.tpu_slices"),
+    *("raydist.actors", "raydist.cluster", "raydist.serve", "raydist.tpu_slices"),
     "raydist.collectives.ray_backend",
     "raydist.compat.ray_internals",
 )
