@@ -26,7 +26,7 @@ HUB_PACKAGES := transformers peft datasets av timm torchvision diffusers torch_g
 TRANSFORMERS_4 := transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub test-trackers test-xgboost chaos lint bench steps asynchronous checkpoints scaling autotune summaries failures sharded clean test-gpu test-gpu-multi
+.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub test-trackers test-xgboost chaos lint bench steps asynchronous checkpoints scaling autotune summaries failures sharded serving clean test-gpu test-gpu-multi
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -157,6 +157,9 @@ summaries: $(STAMP)  ## Compare training steps with summaries and without (BENCH
 
 failures: $(STAMP)  ## Measure what recovery costs a step, and how long a lost replica is missed (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.failures $(BENCH_ARGS)
+
+serving: $(STAMP)  ## Compare served models with a bare Ray Serve deployment, and batches with single calls (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.serving $(BENCH_ARGS)
 
 autotune: $(STAMP)  ## Compare light pipelines with and without AUTOTUNE (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.autotune $(BENCH_ARGS)

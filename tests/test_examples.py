@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import raydist as rd
+from tests.ray_head import free_ports
 from tests.shared_scripts import EXAMPLES, Scripts
 
 PARTS = {"digits_common.py", "chosen_strategy.py", "click_data.py", "training_loop.py", "transformer_common.py"}
@@ -168,6 +169,14 @@ def test_clusters_of_digits_are_drawn(tmp_path: Path, scripts: Scripts) -> None:
     assert float(accuracy[1]) > 0.5
     with Image.open(tmp_path / "centers.png") as picture:
         assert picture.size[1] == 10 * 8 * 6
+
+
+def test_a_served_model_is_replaced_by_a_better_one(tmp_path: Path, scripts: Scripts) -> None:
+    output = scripts.run("export_and_serve.py", "--smoke", "--models", str(tmp_path), "--port", str(free_ports(1)[0]))
+    accuracies = [float(found) for found in re.findall(r"^version \d: accuracy (\d\.\d+)$", output, re.MULTILINE)]
+    assert len(accuracies) == 2, output
+    assert accuracies[1] > accuracies[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
 
 def test_an_example_says_which_package_is_missing(tmp_path: Path, scripts: Scripts) -> None:

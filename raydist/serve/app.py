@@ -58,6 +58,6 @@ def app(
         raise FailedPreconditionError(
             f"rd.serve needs Ray Serve, which cannot be imported ({error}). Run: pip install 'raydist[serve]'"
         ) from error
-    options = {"name": name, "max_ongoing_requests": 4 * max_batch_size, **deployment_options}
-    path = str(local_directory(directory))
-    return serve.deployment(ModelServer, **options).bind(path, name, max_batch_size, batch_wait_timeout_s)
+    options: Any = {"name": name, "max_ongoing_requests": 4 * max_batch_size, **deployment_options}
+    deployment = serve.deployment(**options)(ModelServer)
+    return deployment.bind(str(local_directory(directory)), name, max_batch_size, batch_wait_timeout_s)

@@ -146,7 +146,7 @@ def _run_together(model: ExportedModel, parts: Sequence[list[torch.Tensor]]) -> 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate rows; ids and weights of rows with fewer values are padded as in `FeatureSpace.transform`."""
     if len(tensors) == 1 or tensors[0].ndim != 2:
-        return torch.cat(tensors)
+        return torch.cat(list(tensors))
     width = max(tensor.shape[1] for tensor in tensors)
     padding = 0 if tensors[0].is_floating_point() else -1
     pad = torch.nn.functional.pad

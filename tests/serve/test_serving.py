@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import raydist as rd
 from raydist.serve.rest import read_inputs
 from raydist.training.export import export_module
 from tests.conftest import live_actors
+from tests.ray_head import free_ports
 from tests.refused import check_refused
 
 pytestmark = pytest.mark.timeout(300)
@@ -61,9 +61,7 @@ def serving(ray_cluster: None, shared_actors: set[str]) -> Iterator[Server]:
     """A Serve of the session's cluster."""
     from ray import serve
 
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    (port,) = free_ports(1)
     before = live_actors()
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     shared_actors.update(live_actors() - before)
@@ -182,9 +180,11 @@ def test_calls_of_one_version_run_as_one() -> None:
     sizes: list[tuple[str, int]] = []
 
     def version(name: str) -> Any:
-        model = mock.Mock()
-        model.run = lambda tensors: (sizes.append((name, len(tensors[0]))), [tensors[0] + 1])[1]
-        return ServedVersion(int(name), model)
+        def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            sizes.append((name, len(tensors[0])))
+            return [tensors[0] + 1]
+
+        return ServedVersion(int(name), mock.Mock(run=run))
 
     one, two = version("1"), version("2")
     results = run_all([(one, [torch.zeros(2)]), (two, [torch.full((1,), 5.0)]), (one, [torch.ones(3)])])
