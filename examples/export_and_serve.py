@@ -76,7 +76,7 @@ def main() -> None:
     print(f"version {first}: accuracy {served_accuracy(url, test):.3f}")
 
     # The server finds the new version by itself, and no request fails meanwhile.
-    fit_and_export(model, train, folder, args, epochs=2 if args.smoke else args.epochs)
+    fit_and_export(model, train, folder, args, epochs=args.epochs)
     while version_of(url) == first:
         time.sleep(0.1)
     print(f"version {version_of(url)}: accuracy {served_accuracy(url, test):.3f}")
