@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import errno
+import functools
 import inspect
 import os
 import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,18 +66,25 @@ def export_module(
     inputs, widths_vary = example_inputs, None
     if feature_space is not None:
         inputs, widths_vary = _transformed(feature_space, example_inputs)
-    examples = _Examples.of(inputs, widths_vary)
+    leaves, structure = _leaves(inputs)
     plain = copy.deepcopy(module).cpu().eval()  # of mirrored parameters the copy has the values
-    traced, outputs, is_single = _trace(plain, examples, call_module if by_keyword else apply_module)
-    specs = _input_specs(module, examples) if feature_space is None else _feature_specs(feature_space)
+    call = functools.partial(call_module if by_keyword else apply_module, plain)
+    noted: list[dict[str, torch.Tensor]] = []
+    traced = _Flat(plain, lambda given: call(unflatten(structure, given)), noted.append)
+    program = _trace(traced, leaves, widths_vary or [False] * len(leaves))
+    if feature_space is None:
+        specs = {name: _spec(leaf) for name, leaf in zip(_input_names(module, structure), leaves, strict=True)}
+    else:
+        specs = _feature_specs(feature_space)
+    outputs = {name: _spec(tensor) for name, tensor in noted[-1].items()}
     files = LocalFiles(str(parent / f".{uuid.uuid4().hex}.tmp"))
     files.make()
     try:
-        aliases = _write_program(files, traced, examples.leaves)
+        aliases = _write_program(files, program, leaves)
         if feature_space is not None:
             _write_features(files, feature_space)
         digests = {name: file_digest(Path(files.path) / name) for name in files.names()}
-        signature = Signature(specs, outputs, is_single, aliases, digests).as_json()
+        signature = Signature(specs, outputs, aliases, digests).as_json()
         files.write(SIGNATURE, lambda file: file.write(signature))
         files.sync()
         return _rename(files.path, parent)
@@ -98,37 +106,19 @@ def _rename(temporary: str, parent: Path) -> str:
             return str(path)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Examples:
-    """Inputs of a trace.
-
-    Attributes:
-        leaves: Tensors with at least two rows: torch.export takes a dimension of 1 for fixed.
-        structure: The nest of the leaves.
-        widths_vary: For each leaf True if its second dimension is free, too.
-    """
-
-    leaves: Sequence[torch.Tensor]
-    structure: Structure
-    widths_vary: Sequence[bool]
-
-    @classmethod
-    def of(cls, inputs: Any, widths_vary: Sequence[bool] | None) -> _Examples:
-        """Return the examples of a nest of arrays; without `widths_vary` only the number of rows is free."""
-        found, structure = flatten(inputs, classes=False)
-        try:
-            leaves = [torch.as_tensor(leaf).detach().cpu() for leaf in found]
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise SpecError(f"example_inputs must be tensors, or a tuple or dict of tensors: {error!s:.200}.") from None
-        counts = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
-        if len(counts) != 1 or 0 in counts:
-            raise InvalidArgumentError(
-                f"example_inputs must be tensors with one number of rows, at least 1, got {sorted(counts)} rows."
-            )
-        if counts == {1}:
-            leaves = [torch.cat([leaf, leaf]) for leaf in leaves]
-        return cls(leaves, structure, widths_vary or [False] * len(leaves))
+def _leaves(inputs: Any) -> tuple[list[torch.Tensor], Structure]:
+    """Return the tensors of a nest, with at least two rows: torch.export takes a dimension of 1 for fixed."""
+    found, structure = flatten(inputs, classes=False)
+    try:
+        leaves = [torch.as_tensor(leaf).detach().cpu() for leaf in found]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SpecError(f"example_inputs must be tensors, or a tuple or dict of tensors: {error!s:.200}.") from None
+    counts = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
+    if len(counts) != 1 or 0 in counts:
+        raise InvalidArgumentError(
+            f"example_inputs must be tensors with one number of rows, at least 1, got {sorted(counts)} rows."
+        )
+    return [torch.cat([leaf, leaf]) if counts == {1} else leaf for leaf in leaves], structure
 
 
 def _transformed(space: FeatureSpace, features: Any) -> tuple[Any, list[bool]]:
@@ -145,72 +135,27 @@ def _transformed(space: FeatureSpace, features: Any) -> tuple[Any, list[bool]]:
     return inputs, [len({np.shape(single[place])[1:] for single in singles}) > 1 for place in range(len(leaves))]
 
 
-def _trace(
-    module: nn.Module, examples: _Examples, call: Callable[[nn.Module, Any], Any]
-) -> tuple[torch.export.ExportedProgram, dict[str, TensorSpec], bool]:
-    """Return the program, the specs of its outputs by name, and True if the module returns one tensor by itself."""
+def _trace(traced: _Flat, leaves: Sequence[torch.Tensor], widths_vary: Sequence[bool]) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
-    shapes = [{0: batch, 1: torch.export.Dim.AUTO} if varies else {0: batch} for varies in examples.widths_vary]
-    results: list[_Outputs] = []
+    shapes = tuple({0: batch, 1: torch.export.Dim.AUTO} if varies else {0: batch} for varies in widths_vary)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of the tracer about itself
-            program = torch.export.export(
-                _Flat(module, lambda leaves: call(module, unflatten(examples.structure, leaves)), results.append),
-                tuple(examples.leaves),
-                dynamic_shapes=(tuple(shapes),),
-            )
+            return torch.export.export(traced, tuple(leaves), dynamic_shapes=(shapes,))
     except SpecError:
         raise
     except Exception as error:  # any error of the module or of the tracer
         raise InvalidArgumentError(
-            f"torch.export cannot trace {type(module).__name__} with any number of rows: {error!s:.2000} Change "
+            f"torch.export cannot trace {type(traced.module).__name__} with any number of rows: {error!s:.2000} Change "
             "forward so that it does not depend on values of tensors or on the number of rows."
         ) from error
-    return program, {name: _spec(tensor) for name, tensor in results[-1].named.items()}, results[-1].is_single
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Outputs:
-    """Outputs of a module.
-
-    Attributes:
-        named: The tensors by name.
-        is_single: True if the module returned one tensor by itself.
-    """
-
-    named: Mapping[str, torch.Tensor]
-    is_single: bool
-
-    @classmethod
-    def of(cls, returned: Any, num_rows: Any) -> _Outputs:
-        """Find the tensors, but for scalars. Raises SpecError unless each has a row for each row of the inputs."""
-        found = tuple(returned) if isinstance(returned, list) else returned
-        tensors, structure = flatten(found, classes=False)
-        named = {
-            _output_name(path): tensor
-            for path, tensor in zip(structure.paths(), tensors, strict=True)
-            if isinstance(tensor, torch.Tensor) and tensor.ndim
-        }
-        # The number of rows is a symbol, and comparing it by == would fix it.
-        wrong = [f"{name!r} {tuple(each.shape)}" for name, each in named.items() if str(each.shape[0]) != str(num_rows)]
-        if wrong or not named:
-            raise SpecError(
-                "Outputs must be tensors with a row for each row of the inputs, got "
-                f"{', '.join(wrong) or 'none'}. Return others in training only: if self.training."
-            )
-        return cls(named, isinstance(found, torch.Tensor))
 
 
 class _Flat(nn.Module):
-    """A module as a function from tensors to a list of tensors; `note` gets the outputs, as attributes are restored."""
+    """A module as a function from tensors to a list of tensors; `note` gets these by name, as attributes are undone."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        call: Callable[[tuple[torch.Tensor, ...]], Any],
-        note: Callable[[_Outputs], None],
+        self, module: nn.Module, call: Callable[[Any], Any], note: Callable[[dict[str, torch.Tensor]], None]
     ) -> None:
         super().__init__()
         self.module = module
@@ -218,13 +163,27 @@ class _Flat(nn.Module):
         self._note = note
 
     def forward(self, *leaves: torch.Tensor) -> list[torch.Tensor]:
-        outputs = _Outputs.of(self._call(leaves), leaves[0].shape[0])
-        self._note(outputs)
-        return list(outputs.named.values())
+        named = _named_outputs(self._call(leaves), leaves[0].shape[0])
+        self._note(named)
+        return list(named.values())
 
 
-def _output_name(path: str) -> str:
-    return f"output_{path}" if path[:1].isdecimal() else path or "output"
+def _named_outputs(returned: Any, num_rows: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a result, but for scalars. Raises SpecError unless each has as many rows as the inputs."""
+    tensors, structure = flatten(tuple(returned) if isinstance(returned, list) else returned, classes=False)
+    named = {
+        f"output_{path}" if path[:1].isdecimal() else path or "output": tensor
+        for path, tensor in zip(structure.paths(), tensors, strict=True)
+        if isinstance(tensor, torch.Tensor) and tensor.ndim
+    }
+    # The number of rows is a symbol, and comparing it by == would fix it.
+    wrong = [f"{name!r} {tuple(each.shape)}" for name, each in named.items() if str(each.shape[0]) != str(num_rows)]
+    if wrong or not named:
+        raise SpecError(
+            "Outputs must be tensors with a row for each row of the inputs, got "
+            f"{', '.join(wrong) or 'none'}. Return others in training only: if self.training."
+        )
+    return named
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:
@@ -232,14 +191,10 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(shape, tensor.dtype)
 
 
-def _input_specs(module: nn.Module, examples: _Examples) -> dict[str, TensorSpec]:
-    """Return the specs of inputs by name: keys of a dict, or names of the parameters of `forward`."""
-    structure = examples.structure
-    paths = structure.paths() if structure.kind is dict else _argument_names(module, structure)
-    return {path: _spec(leaf) for path, leaf in zip(paths, examples.leaves, strict=True)}
-
-
-def _argument_names(module: nn.Module, structure: Structure) -> list[str]:
+def _input_names(module: nn.Module, structure: Structure) -> list[str]:
+    """Return the names of inputs: keys of a dict, or names of the parameters of `forward`."""
+    if structure.kind is dict:
+        return structure.paths()
     parameters = inspect.signature(module.forward).parameters.values()
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     arguments = structure.children if structure.kind is tuple else (structure,)

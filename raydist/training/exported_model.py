@@ -41,14 +41,12 @@ class Signature:
     Attributes:
         inputs: Specs by name, in the order of the program's arguments; with a feature space, specs of features.
         outputs: Specs by name, in the order of the program's results.
-        is_single: True if the module returned one tensor by itself.
         aliases: Names of tensors by names of others that share their memory.
         sha256: Digests of the other files.
     """
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
-    is_single: bool
     aliases: Mapping[str, str]
     sha256: Mapping[str, str]
 
@@ -58,8 +56,7 @@ class Signature:
             kind: {name: [spec.shape, dtype_name(spec)] for name, spec in named.items()}
             for kind, named in (("inputs", self.inputs), ("outputs", self.outputs))
         }
-        rest = {"is_single": self.is_single, "aliases": dict(self.aliases), "sha256": dict(self.sha256)}
-        content = {**specs, **rest}
+        content = {**specs, "aliases": dict(self.aliases), "sha256": dict(self.sha256)}
         document = {"format": _FORMAT, "version": _VERSION, "sha256": _digest(content), "content": content}
         return json.dumps(document, indent=1).encode()
 
@@ -79,7 +76,7 @@ class Signature:
             {name: TensorSpec(shape, dtype) for name, (shape, dtype) in content[kind].items()}
             for kind in ("inputs", "outputs")
         )
-        return cls(inputs, outputs, content["is_single"], content["aliases"], content["sha256"])
+        return cls(inputs, outputs, content["aliases"], content["sha256"])
 
 
 def _digest(content: Any) -> str:
@@ -157,7 +154,6 @@ class ExportedModel:
         self.path = str(path)
         self.inputs = dict(signature.inputs)
         self.outputs = dict(signature.outputs)
-        self._is_single = signature.is_single
         self._program = program
         self._device = device
         self._space = space
@@ -170,14 +166,14 @@ class ExportedModel:
                 space, a dict of features.
 
         Returns:
-            A tensor if the module returned one; else a dict of tensors by the names in `outputs`.
+            A tensor if its name in `outputs` is "output", and there is no other; else a dict of tensors by these names.
 
         Raises:
             SpecError: An input does not fit its spec.
             InvalidArgumentError: An input or a feature is missing, or their numbers of rows differ.
         """
         outputs = self.run(self.prepare(*inputs))
-        return outputs[0] if self._is_single else dict(zip(self.outputs, outputs, strict=True))
+        return outputs[0] if [*self.outputs] == ["output"] else dict(zip(self.outputs, outputs, strict=True))
 
     def prepare(self, *inputs: Any) -> list[torch.Tensor]:
         """Return the program's arguments for a batch.

@@ -175,18 +175,18 @@ def test_a_bad_request_of_a_batch_fails_alone(tmp_path: Path, server: Server) ->
 
 
 def test_calls_of_one_version_run_as_one() -> None:
-    from raydist.serve.model_server import ServedVersion, run_all
+    from raydist.serve.model_server import run_all
 
     sizes: list[tuple[str, int]] = []
 
-    def version(name: str) -> Any:
+    def model(name: str) -> Any:
         def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             sizes.append((name, len(tensors[0])))
             return [tensors[0] + 1]
 
-        return ServedVersion(int(name), mock.Mock(run=run))
+        return mock.Mock(run=run)
 
-    one, two = version("1"), version("2")
+    one, two = model("1"), model("2")
     results = run_all([(one, [torch.zeros(2)]), (two, [torch.full((1,), 5.0)]), (one, [torch.ones(3)])])
     assert sorted(sizes) == [("1", 5), ("2", 1)]
     assert [result[0].tolist() for result in results] == [[1, 1], [6], [2, 2, 2]]
