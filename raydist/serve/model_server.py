@@ -15,7 +15,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from raydist.core.errors import InvalidArgumentError, NotFoundError, SpecError
+from raydist.core.errors import NotFoundError
 from raydist.serve.rest import ROUTE, metadata, read_inputs, version_status, write_outputs
 from raydist.training.exported_model import ExportedModel, load_exported, versions_in
 
@@ -23,7 +23,7 @@ Call = tuple[ExportedModel, list[torch.Tensor]]
 """Model and arguments of a prediction: a call keeps the version that it began with."""
 
 _POLL_S = 1.0
-_CODES = {NotFoundError: 404, InvalidArgumentError: 400, SpecError: 400, IndexError: 400}
+_CODES = {NotFoundError: 404, ValueError: 400, TypeError: 400, IndexError: 400}  # InvalidArgumentError is a ValueError
 _LOG = logging.getLogger("ray.serve")
 
 

@@ -36,7 +36,7 @@ def read_inputs(body: bytes, names: Sequence[str]) -> tuple[dict[str, Any], bool
     """
     try:
         request = json.loads(body, object_hook=_decoded)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"The body must be JSON, got another text: {error!s:.200}.") from None
     if not isinstance(request, dict) or ("instances" in request) == ("inputs" in request):
         raise InvalidArgumentError('The body must be an object with either "instances" or "inputs". Give one of them.')

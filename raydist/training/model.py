@@ -363,8 +363,8 @@ class Model(CompiledModel):
         """Write the module's forward pass as a new version, for `rd.load_exported` and `rd.serve`. Blocks.
 
         The version, `directory/<number>/`, appears as a whole. It has a `torch.export` program that takes any number of
-        rows, the weights as safetensors, and a signature as JSON; nothing of it needs the module's code. The module is
-        traced in evaluation mode, on the CPU and without autocast. Other modules of the program stay as they are.
+        rows, the weights as safetensors, and a signature as JSON; nothing of it needs the module's code. A copy of the
+        module is traced, in evaluation mode, on the CPU and without autocast.
 
         Args:
             directory: Directory of the model's versions, local or mounted.

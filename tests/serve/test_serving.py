@@ -139,6 +139,8 @@ def test_bodies_that_are_no_requests_are_refused() -> None:
             ({"inputs": [{"b64": "%"}]}, "must be JSON"),
         ],
     )
+    with pytest.raises(rd.InvalidArgumentError, match="must be JSON"):
+        read_inputs(b"[" * 100_000, ["x"])
 
 
 @pytest.mark.ray
@@ -159,8 +161,9 @@ def test_raw_features_are_transformed_and_joined(tmp_path: Path, server: Server)
         np.testing.assert_allclose(answer["predictions"], expected.detach(), rtol=1e-9)
     encoded = {"b64": base64.b64encode(b"w0").decode()}
     assert server.predict(inputs={"age": [1], "words": [[encoded]]}) == {"outputs": answers[1]["predictions"][:1]}
-    status, answer = server.ask("/v1/models/m:predict", {"instances": [{"age": 1}]})
-    assert (status, "must have 'words'" in answer["error"]) == (400, True)
+    for columns in ({"age": [1]}, {"age": [1, 2], "words": [["a"], None]}, {"age": [[1, 2]], "words": [["a"]]}):
+        status, answer = server.ask("/v1/models/m:predict", {"inputs": columns})
+        assert (status, answer.keys()) == (400, {"error"}), columns
 
 
 @pytest.mark.ray

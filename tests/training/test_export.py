@@ -87,6 +87,8 @@ def test_any_number_of_rows_as_arrays_lists_or_by_name(tmp_path: Path, rows: int
     expected = model.module.eval()(x)
     for given in (x, x.numpy().astype(np.float64), x.tolist(), {"input": x}):
         torch.testing.assert_close(exported(given), expected)
+    elsewhere = rd.load_exported(tmp_path, device="meta")(x)
+    assert (elsewhere.device.type, elsewhere.shape) == ("meta", expected.shape)
 
 
 def test_weights_are_on_disk_once_and_plain(tmp_path: Path) -> None:
