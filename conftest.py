@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,3 +17,11 @@ pytest_plugins = ("tests.shared_scripts", "tests.shared_strategies")
 def name_the_package(doctest_namespace: dict[str, Any]) -> None:
     """`rd`, as everywhere in the documentation."""
     doctest_namespace["rd"] = raydist
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Import a module of raydist by its name. By its path, pytest imports it again after its package has done so."""
+    package = Path(raydist.__file__).parent
+    if collector.path.suffix == ".py" and collector.path.is_relative_to(package):
+        parts = collector.path.relative_to(package.parent).with_suffix("").parts
+        importlib.import_module(".".join(parts).removesuffix(".__init__"))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.core.optional_packages import optional_module
 from raydist.image.arrays import Image
 from raydist.image.crop import crop_to_bounding_box, random_window, require_window
 
@@ -317,10 +317,4 @@ def codec(module: str) -> Any:
     Raises:
         FailedPreconditionError: The module is not installed.
     """
-    try:
-        return import_module(module)  # 0.5 us once it is there; `sys.modules` shows it half made to other threads
-    except ImportError as error:
-        raise FailedPreconditionError(
-            f"Decoding and resizing images needs {module.partition('.')[0]}, which cannot be imported ({error}). "
-            "Run: pip install 'raydist[images]'"
-        ) from error
+    return optional_module(module, "Decoding and resizing images", "'raydist[images]'")

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import DataLossError, InvalidArgumentError
+from raydist.core.optional_packages import optional_module
 from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.formats.files import local_path, open_file, path_text, read_file
 
@@ -80,12 +81,7 @@ class _Times:
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[Any, Any]]:
     """Open a video for decoding. FFmpeg's errors become a DataLossError."""
-    try:
-        import av
-    except ImportError as error:
-        raise FailedPreconditionError(
-            f"rd.video needs PyAV, which cannot be imported ({error}). Run: pip install 'raydist[video]'"
-        ) from error
+    av = optional_module("av", "Functions of rd.video", "'raydist[video]'")
     opened = open_file(path)  # raises what is wrong with the path
     opened.file.close()
     local = local_path(path)

@@ -227,6 +227,6 @@ def test_a_missing_one_is_an_error_that_says_what_to_install(monkeypatch: pytest
     for data in (jpeg, png):
         with pytest.raises(rd.FailedPreconditionError, match=r"Run: pip install 'raydist\[images\]'"):
             rd.image.decode_image(data)
-    with pytest.raises(rd.FailedPreconditionError, match="needs PIL"):
+    with pytest.raises(rd.FailedPreconditionError, match="need the package PIL"):
         rd.image.resize(picture(), (2, 2))
     assert rd.image.flip_left_right(np.zeros((1, 2, 3))).shape == (1, 2, 3)  # what needs no codec works

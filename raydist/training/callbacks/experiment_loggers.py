@@ -8,10 +8,10 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, final
 
-from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.optional_packages import optional_module
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.learning_rates import rates_of
 
@@ -136,7 +136,9 @@ class WandbLogger(ExperimentLogger):
         self._run: Any = None
 
     def _open(self, key: str) -> str:
-        self._run = _installed("wandb").init(id=key, resume="allow", **self._arguments)
+        self._run = optional_module("wandb", "Loggers", "'raydist[wandb]'").init(
+            id=key, resume="allow", **self._arguments
+        )
         self._run.define_metric("*", step_metric="global_step")
         return key
 
@@ -189,7 +191,9 @@ class MLflowLogger(ExperimentLogger):
         self._client: Any = None
 
     def _open(self, key: str) -> str:
-        self._client = _installed("mlflow").MlflowClient(tracking_uri=self._tracking_uri)
+        self._client = optional_module("mlflow", "Loggers", "'raydist[mlflow]'").MlflowClient(
+            tracking_uri=self._tracking_uri
+        )
         experiment = self._experiment_id()
         found = self._client.search_runs([experiment], filter_string=f"tags.{_KEY} = '{key}'", max_results=1)
         if found:
@@ -214,13 +218,3 @@ class MLflowLogger(ExperimentLogger):
 
     def _close(self) -> None:
         self._client.set_terminated(self._run_id)
-
-
-def _installed(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise FailedPreconditionError(
-            f"The logger needs the package {module}, which cannot be imported ({error}). Run: pip install "
-            f"'raydist[{module}]'"
-        ) from error
