@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,14 +13,13 @@ import numpy as np
 import torch
 
 from raydist.context.strategy import Strategy
-from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.dataset import Dataset
-from raydist.ml.passes import Reader, Rows, State, Totals, array_of, batches_of, outputs, strategy_of
-from raydist.pipelines.sources.torch_datasets import is_torch_loader
+from raydist.ml.passes import Reader, Rows, State, Totals, array_of, batches_of, is_dataset, strategy_of
 from raydist.strategies.one_device import OneDeviceStrategy
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Estimator(ABC):
     """A model with scikit-learn's interface. Parameters are attributes; `fit` sets attributes that end with "_".
 
@@ -33,7 +33,7 @@ class Estimator(ABC):
 
     strategy: Strategy | None = field(default=None, kw_only=True)
     batch_size: int = field(default=1024, kw_only=True)
-    n_features_in_: int = field(init=False)
+    n_features_in_: int = field(init=False, repr=False)
     _kind: ClassVar[str | None] = None  # scikit-learn's name of the kind: "classifier", "regressor", "clusterer"
     _fitted: ClassVar[str] = "coef_"  # an attribute that `fit` sets
 
@@ -56,14 +56,17 @@ class Estimator(ABC):
         >>> rd.ml.LinearRegression().fit([[0.0], [1.0]], [1.0, 3.0]).coef_.round(6).tolist()
         [2.0]
         """
-        size = require_positive("batch_size", self.batch_size)
-        y = self._encoded(X, y)
-        self._fit(batches_of(X, y, sample_weight, batch_size=size, supervised=self._is_supervised()))
+        if not self._fit(self._batches(X, self._encoded(X, y), sample_weight)):
+            warnings.warn(
+                f"{type(self).__name__} did not converge in {self.get_params()['max_iter']} iterations. Raise max_iter "
+                "or tol.",
+                stacklevel=2,
+            )
         return self
 
     @abstractmethod
-    def _fit(self, data: Dataset) -> None:
-        """Fit the model to batches."""
+    def _fit(self, data: Dataset) -> bool:
+        """Fit the model to batches; return False if `max_iter` iterations were too few."""
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the prediction for each row: a number, a class, or the number of a cluster. Blocks.
@@ -105,9 +108,9 @@ class Estimator(ABC):
         1.0
         """
         self._require_fitted()
-        y = self._encoded(X, y, known=True)
-        data = batches_of(X, y, sample_weight, batch_size=self.batch_size, supervised=self._is_supervised())
-        return self._score(Reader(self._strategy_for(X), data))
+        data = self._batches(X, self._encoded(X, y, known=True), sample_weight)
+        strategy = strategy_of(self.strategy) if is_dataset(X) else OneDeviceStrategy("cpu")
+        return self._score(Reader(strategy, data))
 
     @abstractmethod
     def _score(self, reader: Reader) -> float:
@@ -115,10 +118,18 @@ class Estimator(ABC):
 
     def _encoded(self, x: Any, y: Any, *, known: bool = False) -> Any:
         """Return the targets of an array as numbers; `known` says that their classes are `classes_`."""
-        return y if self._is_supervised() else None
+        return y
 
-    def _is_supervised(self) -> bool:
-        return self._kind in ("classifier", "regressor")
+    def _batches(self, x: Any, y: Any = None, sample_weight: Any = None, *, supervised: bool = True) -> Dataset:
+        """Return the batches of the data arguments; targets are needed if the model has them."""
+        has_targets = self._kind in ("classifier", "regressor")
+        return batches_of(
+            x,
+            y if has_targets else None,
+            sample_weight,
+            batch_size=require_positive("batch_size", self.batch_size),
+            supervised=supervised and has_targets,
+        )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters of the constructor by name.
@@ -152,11 +163,6 @@ class Estimator(ABC):
             setattr(self, name, value)
         return self
 
-    def __repr__(self) -> str:
-        defaults = inspect.signature(type(self)).parameters
-        given = [f"{key}={value!r}" for key, value in self.get_params().items() if value is not defaults[key].default]
-        return f"{type(self).__name__}({', '.join(given)})"
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "strategy": None}  # a strategy belongs to its process
 
@@ -188,18 +194,15 @@ class Estimator(ABC):
     def _reader(self, data: Dataset) -> Reader:
         return Reader(strategy_of(self.strategy), data)
 
-    def _strategy_for(self, x: Any) -> Strategy:
-        """Return the strategy that computes for `x`: the estimator's for a dataset, this process for arrays."""
-        return strategy_of(self.strategy) if is_dataset(x) else OneDeviceStrategy("cpu")
-
     def _outputs(self, x: Any, of: Callable[[torch.Tensor, State], torch.Tensor]) -> np.ndarray:
+        """Return `of(x, state)` for all rows: of a dataset on the strategy, of an array in this process."""
         self._require_fitted()
-        return outputs(self._strategy_for(x), x, self.batch_size, of, self._state())
-
-
-def is_dataset(x: Any) -> bool:
-    """Return True for a Dataset or a torch DataLoader, False for arrays."""
-    return isinstance(x, Dataset) or is_torch_loader(x)
+        if is_dataset(x):
+            return self._reader(self._batches(x, supervised=False)).outputs(of, self._state()).numpy()
+        rows = array_of(x, "X", 2)
+        if rows.shape[1] != self.n_features_in_:
+            raise InvalidArgumentError(f"X must have {self.n_features_in_} features, got the shape {rows.shape}.")
+        return of(torch.as_tensor(rows, dtype=torch.float64), self._state()).numpy()
 
 
 def require_positive(name: str, value: int) -> int:
@@ -209,11 +212,31 @@ def require_positive(name: str, value: int) -> int:
     return int(value)
 
 
-def require_at_least(name: str, value: float, least: float = 0.0) -> float:
-    """Return `value`; raise InvalidArgumentError unless it is a number >= `least`."""
-    if not value >= least:
-        raise InvalidArgumentError(f"{name} must be a number >= {least:g}, got {value!r}.")
+def require_number(name: str, value: float, *, above_zero: bool = False) -> float:
+    """Return `value`; raise InvalidArgumentError unless it is a number >= 0, or > 0."""
+    if not isinstance(value, int | float | np.number) or not (value > 0 if above_zero else value >= 0):
+        raise InvalidArgumentError(f"{name} must be a number {'>' if above_zero else '>='} 0, got {value!r}.")
     return value
+
+
+def initial_values(given: Any, num_rows: int, num_columns: int) -> torch.Tensor:
+    """Return initial values as float64; raise InvalidArgumentError unless they have this shape."""
+    array = array_of(given, "An initial value", 2).astype(np.float64)
+    if array.shape != (num_rows, num_columns):
+        raise InvalidArgumentError(
+            f"Initial values must have the shape {(num_rows, num_columns)}, got {array.shape}: a row for each cluster, "
+            "component or column."
+        )
+    return torch.as_tensor(array)
+
+
+def seed_of(random_state: int | None) -> int:
+    """Return the seed, or a new one for None."""
+    if random_state is None:
+        return int(np.random.default_rng().integers(2**31))
+    if not isinstance(random_state, int | np.integer) or random_state < 0:
+        raise InvalidArgumentError(f"random_state must be an integer >= 0 or None, got {random_state!r}.")
+    return int(random_state)
 
 
 def as_columns(y: torch.Tensor) -> torch.Tensor:
@@ -238,6 +261,26 @@ def moments(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, float, int]:
     mean = sums["x"] / sums["n"]
     spread = reader.fold(squares, {"mean": mean})["squares"]
     return mean, spread / sums["n"], float(sums["n"]), int(sums["rows"])
+
+
+class Probabilistic(Estimator):
+    """An estimator that knows the probability of each class or component."""
+
+    _probabilities: ClassVar[Callable[..., torch.Tensor]]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probability of each class, or component, (n, k). Blocks.
+
+        Args:
+            X: Rows: an array (n, d), or a dataset.
+
+        Raises:
+            FailedPreconditionError: The estimator is not fitted.
+
+        >>> rd.ml.LogisticRegression().fit([[0.0], [1.0]], [0, 1]).predict_proba([[0.5]]).round(6).tolist()
+        [[0.5, 0.5]]
+        """
+        return self._outputs(X, type(self)._probabilities)
 
 
 class Regressor(Estimator):
@@ -276,9 +319,9 @@ class Classifier(Estimator):
         elif known:
             named = self.classes_
             numbers = {value: number for number, value in enumerate(named.tolist())}
-            y = np.array([numbers.get(value, -1) for value in np.asarray(y).tolist()])
+            y = np.array([numbers.get(value, -1) for value in np.ravel(y).tolist()])
         else:
-            named, y = np.unique(np.asarray(y), return_inverse=True)
+            named, y = np.unique(np.ravel(y), return_inverse=True)
         self._named = named
         return y
 
@@ -298,13 +341,15 @@ class Classifier(Estimator):
 
     def _score(self, reader: Reader) -> float:
         values = self.classes_ if self._named is None else np.arange(len(self.classes_))
+        if values.dtype.kind not in "biuf":
+            raise SpecError(f"Classes must be numbers as in a dataset, got {self.classes_!r:.100}. Give score arrays.")
         state = {**self._state(), "classes": torch.as_tensor(values.astype(np.float64))}
         sums = reader.fold(type(self)._hits, state)
         return float(sums["hits"] / sums["n"])
 
     @classmethod
     def _hits(cls, rows: Rows, state: State) -> Totals:
-        right = state["classes"][cls._predicted(rows.x, state)] == rows.targets
+        right = state["classes"][cls._predicted(rows.x, state)] == rows.targets.reshape(-1)
         return {"hits": rows.weight @ right.to(torch.float64), "n": rows.weight.sum()}
 
 
@@ -316,11 +361,3 @@ def unique_targets(rows: Rows, _: State) -> Totals:
 def joined_targets(a: Totals, b: Totals) -> Totals:
     """Return the targets of both, each once."""
     return {"y": torch.cat([a["y"], b["y"]]).unique()}
-
-
-def require_features(x: Any, expected: int) -> np.ndarray:
-    """Return an array (n, expected) of float64; raise InvalidArgumentError for another shape."""
-    array = array_of(x, "An initial value", 2).astype(np.float64)
-    if array.shape[1] != expected:
-        raise InvalidArgumentError(f"Initial values must have {expected} columns, got the shape {array.shape}.")
-    return array

@@ -9,10 +9,10 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from raydist.actors.xgboost_training import train_booster, xgboost
 from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.ml.estimator import Classifier, Estimator, Regressor, means, require_positive
-from raydist.ml.kmeans import seed_of
+from raydist.ml.estimator import Classifier, Estimator, Probabilistic, Regressor, means, require_positive, seed_of
 from raydist.ml.passes import State
 
 MaxFeatures = str | float | None
@@ -34,8 +34,6 @@ def as_row(classes: tuple[float, ...], *element: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(model: bytes) -> Any:
-    from raydist.actors.xgboost_training import xgboost
-
     booster = xgboost().Booster()
     booster.load_model(bytearray(model))
     return booster
@@ -56,7 +54,7 @@ def class_shares(x: torch.Tensor, state: State) -> torch.Tensor:
     return shares / shares.sum(dim=1, keepdim=True).clamp(min=1e-12)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Forest(Estimator):
     """The base class of random forests by XGBoost, on the workers of Ray Train. `pip install 'raydist[xgboost]'`.
 
@@ -85,14 +83,16 @@ class Forest(Estimator):
     storage_path: str | None = None
     _fitted = "_model"
 
-    def _train(self, data: Dataset, classes: tuple[float, ...]) -> None:
-        """Train on all rows; with classes, targets are these values."""
-        from raydist.actors.xgboost_training import train_booster  # imports Ray
-
-        self.n_features_in_ = len(self._reader(data).fold(means)["x"])
+    def _fit(self, data: Dataset) -> bool:
+        xgboost()  # or an error, before anything is read
+        reader, classes = self._reader(data), ()
+        if isinstance(self, Classifier):
+            classes = tuple(self._find_classes(reader)["classes"].tolist())
+        self.n_features_in_ = len(reader.fold(means)["x"])
         rows = data.unbatch().map(functools.partial(as_row, classes)).to_ray()
         workers = require_positive("num_workers", self.num_workers)
         self._model: bytes = train_booster(rows, self._params(len(classes)), workers, self.storage_path)
+        return True
 
     def _params(self, num_classes: int) -> dict[str, Any]:
         """Return XGBoost's parameters for trees whose leaves are means of targets.
@@ -130,8 +130,8 @@ class Forest(Estimator):
 
 
 @final
-@dataclass(eq=False, repr=False)
-class RandomForestClassifier(Forest, Classifier):
+@dataclass(eq=False)
+class RandomForestClassifier(Forest, Classifier, Probabilistic):
     """A random forest whose leaves hold the shares of the classes; probabilities are means over the trees.
 
     Source: sklearn.ensemble.RandomForestClassifier, xgboost.XGBRFClassifier, ray.train.xgboost.XGBoostTrainer.
@@ -143,27 +143,7 @@ class RandomForestClassifier(Forest, Classifier):
 
     max_features: MaxFeatures = field(default="sqrt", kw_only=True)
 
-    def _fit(self, data: Dataset) -> None:
-        from raydist.actors.xgboost_training import xgboost
-
-        xgboost()
-        targets = self._find_classes(self._reader(data))["classes"]
-        self._train(data, tuple(targets.tolist()))
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probability of each class, (n, classes). Blocks.
-
-        Args:
-            X: Rows: an array (n, d), or a dataset.
-
-        Raises:
-            FailedPreconditionError: The estimator is not fitted.
-
-        Example::
-
-            model.predict_proba(images)
-        """
-        return self._outputs(X, class_shares)
+    _probabilities = staticmethod(class_shares)
 
     @staticmethod
     def _predicted(x: torch.Tensor, state: State) -> torch.Tensor:
@@ -171,7 +151,7 @@ class RandomForestClassifier(Forest, Classifier):
 
 
 @final
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class RandomForestRegressor(Forest, Regressor):
     """A random forest whose leaves hold means of the targets.
 
@@ -181,11 +161,5 @@ class RandomForestRegressor(Forest, Regressor):
 
         model = rd.ml.RandomForestRegressor(200, num_workers=4).fit(dataset)
     """
-
-    def _fit(self, data: Dataset) -> None:
-        from raydist.actors.xgboost_training import xgboost
-
-        xgboost()
-        self._train(data, ())
 
     _predicted = staticmethod(tree_means)

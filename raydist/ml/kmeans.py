@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
 import numpy as np
 import torch
 
-from raydist.context.strategy import Strategy
 from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.ml.estimator import Estimator, moments, require_at_least, require_features, require_positive
-from raydist.ml.passes import Reader, Rows, State, Totals, strategy_of
+from raydist.ml.estimator import Estimator, initial_values, moments, require_number, require_positive, seed_of
+from raydist.ml.passes import Reader, Rows, State, Totals
 
 
 def nearest(x: torch.Tensor, state: State) -> torch.Tensor:
@@ -47,7 +45,7 @@ def cluster_sums(rows: Rows, state: State) -> Totals:
 def next_center(rows: Rows, state: State) -> Totals:
     """Return the row that a draw with weights of squared distances from the `centers` chooses.
 
-    The random number in (0, 1) of each row is its target. The row with the largest log(number) / weight is chosen with
+    The random number in [0, 1) of each row is its target. The row with the largest log(number) / weight is chosen with
     a probability proportional to its weight (Efraimidis and Spirakis, 2006).
     """
     weight = rows.weight
@@ -59,31 +57,20 @@ def next_center(rows: Rows, state: State) -> Totals:
 
 
 def larger_key(a: Totals, b: Totals) -> Totals:
-    """Return the one with the larger key; of equal ones, the first."""
+    """Return the one with the larger key."""
     keys = torch.cat([a["key"], b["key"]])
-    best = keys.argmax().reshape(min(1, len(keys)))
+    best = keys.topk(min(1, len(keys))).indices
     return {"key": keys[best], "row": torch.cat([a["row"], b["row"]])[best]}
 
 
 def with_numbers(*element: Any, rng: np.random.Generator) -> tuple[Any, ...]:
     """Replace the targets of a batch by random numbers, which depend on the seed and the place of the batch alone."""
     x, *others = element
-    numbers = 1.0 - rng.random(len(x))  # in (0, 1]
-    return (x, numbers, *others[1:])
-
-
-def plus_plus(strategy: Strategy, data: Dataset, num_clusters: int, seed: int) -> torch.Tensor:
-    """Return initial centers by k-means++ (Arthur and Vassilvitskii, 2007). Blocks for a pass for each center."""
-    reader = Reader(strategy, data.map(with_numbers, seed=seed))
-    first = reader.fold(next_center, {"centers": torch.zeros(0, 1, dtype=torch.float64)}, larger_key)["row"]
-    centers = first
-    while len(centers) < num_clusters:
-        centers = torch.cat([centers, reader.fold(next_center, {"centers": centers}, larger_key)["row"]])
-    return centers
+    return (x, rng.random(len(x)), *others[1:])
 
 
 @final
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class KMeans(Estimator):
     """K-means clustering by Lloyd's algorithm, one pass for each iteration.
 
@@ -117,41 +104,37 @@ class KMeans(Estimator):
     _kind = "clusterer"
     _fitted = "cluster_centers_"
 
-    def _fit(self, data: Dataset) -> None:
+    def _fit(self, data: Dataset) -> bool:
         require_positive("max_iter", self.max_iter)
-        require_at_least("tol", self.tol)
         reader = self._reader(data)
-        mean, variance, _, num_rows = moments(reader)
+        self._mean, variance, _, num_rows = moments(reader)
         if require_positive("n_clusters", self.n_clusters) > num_rows:
             raise InvalidArgumentError(f"There must be at least n_clusters={self.n_clusters} rows, got {num_rows}.")
-        self._mean, self.n_features_in_ = mean, len(mean)
+        self.n_features_in_ = len(self._mean)
         centers = self._start(data)
-        limit = self.tol * float(variance.mean()) + 1e-28 * float(centers.square().sum())
-        self.n_iter_, centers, converged = self._lloyd(reader, centers, limit)
-        if not converged:
-            warnings.warn(f"KMeans did not converge in {self.max_iter} iterations. Raise max_iter.", stacklevel=3)
-        self.cluster_centers_: np.ndarray = centers.numpy()
-        self.inertia_ = float(reader.fold(cluster_sums, self._state())["inertia"])
-
-    def _start(self, data: Dataset) -> torch.Tensor:
-        if isinstance(self.init, str):
-            if self.init != "k-means++":
-                raise InvalidArgumentError(f'init must be "k-means++" or an array of centers, got {self.init!r}.')
-            return plus_plus(strategy_of(self.strategy), data, self.n_clusters, seed_of(self.random_state))
-        centers = require_features(self.init, self.n_features_in_)
-        if len(centers) != self.n_clusters:
-            raise InvalidArgumentError(f"init must hold n_clusters={self.n_clusters} centers, got {len(centers)}.")
-        return torch.as_tensor(centers)
-
-    def _lloyd(self, reader: Reader, centers: torch.Tensor, limit: float) -> tuple[int, torch.Tensor, bool]:
-        """Return the number of iterations, the last centers, and True if these moved by less than the limit."""
+        limit = require_number("tol", self.tol) * float(variance.mean()) + 1e-28 * float(centers.square().sum())
         for iteration in range(1, self.max_iter + 1):
+            self.n_iter_ = iteration
             sums = reader.fold(cluster_sums, {"centers": centers, "mean": self._mean})
             shift = sums["shift"] / sums["weight"].where(sums["weight"] > 0, 1.0)[:, None]
             centers = centers + shift
-            if float(shift.square().sum()) <= limit:
-                return iteration, centers, True
-        return self.max_iter, centers, False
+            if converged := float(shift.square().sum()) <= limit:
+                break
+        self.cluster_centers_: np.ndarray = centers.numpy()
+        self.inertia_ = -self._score(reader)
+        return converged
+
+    def _start(self, data: Dataset) -> torch.Tensor:
+        """Return the given centers, or those of k-means++ (Arthur and Vassilvitskii, 2007): a pass for each."""
+        if not isinstance(self.init, str):
+            return initial_values(self.init, self.n_clusters, self.n_features_in_)
+        if self.init != "k-means++":
+            raise InvalidArgumentError(f'init must be "k-means++" or an array of centers, got {self.init!r}.')
+        reader = self._reader(data.map(with_numbers, seed=seed_of(self.random_state)))
+        centers = torch.zeros(0, self.n_features_in_, dtype=torch.float64)
+        for _ in range(self.n_clusters):
+            centers = torch.cat([centers, reader.fold(next_center, {"centers": centers}, larger_key)["row"]])
+        return centers
 
     def _state(self) -> State:
         return {"centers": torch.as_tensor(self.cluster_centers_), "mean": self._mean}
@@ -187,12 +170,3 @@ class KMeans(Estimator):
         [[1.0, 8.0]]
         """
         return self._outputs(X, distances)
-
-
-def seed_of(random_state: int | None) -> int:
-    """Return the seed, or a new one for None."""
-    if random_state is None:
-        return int(np.random.default_rng().integers(2**31))
-    if not isinstance(random_state, int | np.integer) or random_state < 0:
-        raise InvalidArgumentError(f"random_state must be an integer >= 0 or None, got {random_state!r}.")
-    return int(random_state)

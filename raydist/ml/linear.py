@@ -28,26 +28,7 @@ def triangular(a: Totals, b: Totals) -> Totals:
     return {"r": torch.linalg.qr(torch.cat([a["r"], b["r"]]), mode="r").R}
 
 
-def least_squares(
-    r: torch.Tensor, num_features: int, penalty: torch.Tensor, cutoff: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return coefficients (d, t) of the least norm, and the singular values of the inputs.
-
-    Args:
-        r: Triangular factor of inputs and targets side by side.
-        num_features: Columns of the inputs.
-        penalty: Ridge penalty of each target (t,).
-        cutoff: Singular values below this share of the largest one count as 0.
-    """
-    upper = r[:num_features]
-    u, singular, vh = torch.linalg.svd(upper[:, :num_features], full_matrices=False)
-    kept = torch.where(singular > cutoff * singular.max(), singular, torch.zeros_like(singular))[:, None]
-    denominators = kept.square() + penalty
-    factors = torch.where(denominators > 0, kept / denominators, torch.zeros_like(denominators))
-    return vh.T @ (factors * (u.T @ upper[:, num_features:])), singular
-
-
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class LinearModel(Regressor):
     """The base class of linear regressions, fitted in two passes: means, then the triangular factor.
 
@@ -66,18 +47,21 @@ class LinearModel(Regressor):
         reader = self._reader(data)
         sums = reader.fold(means)
         y_sum, keep = sums["y"].reshape(-1), float(self.fit_intercept)
-        penalties = torch.as_tensor(require_penalties(penalty, len(y_sum)))
         state = {"x_mean": keep * sums["x"] / sums["n"], "y_mean": keep * y_sum / sums["n"]}
+        penalties = torch.as_tensor(require_penalties(penalty, len(y_sum)))
         table = reader.fold(centered, state, triangular)
         d = self.n_features_in_ = len(sums["x"])
-        cutoff = max(float(sums["rows"]), d) * torch.finfo(torch.float64).eps
-        table = triangular(table, {"r": table["r"][:0]})  # one batch has not been joined with another
-        coef, singular = least_squares(table["r"], d, penalties, cutoff)
+        upper = triangular(table, {"r": table["r"][:0]})["r"][:d]  # one batch has not been joined with another
+        u, singular, vh = torch.linalg.svd(upper[:, :d], full_matrices=False)
+        cutoff = max(float(sums["rows"]), d) * torch.finfo(torch.float64).eps * singular.max()
+        kept = torch.where(singular > cutoff, singular, 0.0)[:, None]
+        factors = (kept / (kept.square() + penalties)).nan_to_num(nan=0.0)  # the least norm: 0 / 0 counts as 0
+        coef = vh.T @ (factors * (u.T @ upper[:, d:]))
         intercept = state["y_mean"] - state["x_mean"] @ coef
         one = sums["y"].ndim == 0
         self.coef_: np.ndarray = coef[:, 0].numpy() if one else coef.T.contiguous().numpy()
         self.intercept_: Any = float(intercept) if one else intercept.numpy()
-        return singular.numpy(), int((singular > cutoff * singular.max()).sum())
+        return singular.numpy(), int((singular > cutoff).sum())
 
     def _state(self) -> State:
         coef = torch.as_tensor(self.coef_.T)  # (d,) or (d, t)
@@ -89,7 +73,7 @@ class LinearModel(Regressor):
 
 
 @final
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class LinearRegression(LinearModel):
     """Least squares: minimises ||y - X w - b||^2, with the w of the least norm where several do.
 
@@ -108,12 +92,13 @@ class LinearRegression(LinearModel):
     ([2.0, 3.0], 1.0)
     """
 
-    def _fit(self, data: Dataset) -> None:
+    def _fit(self, data: Dataset) -> bool:
         self.singular_, self.rank_ = self._solve(data, 0.0)
+        return True
 
 
 @final
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Ridge(LinearModel):
     """Least squares with an L2 penalty: minimises ||y - X w - b||^2 + alpha ||w||^2.
 
@@ -128,8 +113,9 @@ class Ridge(LinearModel):
 
     alpha: Any = 1.0
 
-    def _fit(self, data: Dataset) -> None:
+    def _fit(self, data: Dataset) -> bool:
         self._solve(data, self.alpha)
+        return True
 
 
 def require_penalties(alpha: Any, num_targets: int) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, final
 
@@ -12,7 +11,7 @@ import torch
 
 from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.ml.estimator import Estimator, means, require_at_least, require_features, require_positive
+from raydist.ml.estimator import Probabilistic, initial_values, means, require_number, require_positive
 from raydist.ml.kmeans import KMeans, nearest
 from raydist.ml.passes import Reader, Rows, State, Totals
 
@@ -53,17 +52,17 @@ def expectation(rows: Rows, state: State) -> Totals:
     """Return the log likelihood, and the moments of the rows of each component about its present mean."""
     logs = log_densities(rows.x, state)
     norm = logs.logsumexp(dim=1)
-    return {"log": rows.weight @ norm, **_moments(rows, (logs - norm[:, None]).exp(), state)}
+    return {"log": rows.weight @ norm, **moments_of(rows, (logs - norm[:, None]).exp(), state)}
 
 
 def hard_expectation(rows: Rows, state: State) -> Totals:
-    """Return the same for rows that belong to their nearest mean alone."""
+    """Return the moments for rows that belong to their nearest mean alone."""
     labels = nearest(rows.x, {"centers": state["means"], "mean": state["means"].mean(dim=0)})
-    shares = torch.nn.functional.one_hot(labels, len(state["means"])).to(torch.float64)
-    return {"log": rows.weight.sum() * 0, **_moments(rows, shares, state)}
+    return moments_of(rows, torch.nn.functional.one_hot(labels, len(state["means"])), state)
 
 
-def _moments(rows: Rows, shares: torch.Tensor, state: State) -> Totals:
+def moments_of(rows: Rows, shares: torch.Tensor, state: State) -> Totals:
+    """Return sums of shares, and first and second moments: matrices, or their diagonals if `full` is False."""
     shares = shares * rows.weight[:, None]
     first, second = [], []
     for share, mean in zip(shares.T, state["means"], strict=True):
@@ -75,43 +74,24 @@ def _moments(rows: Rows, shares: torch.Tensor, state: State) -> Totals:
     return {"n": rows.weight.sum(), "shares": shares.sum(dim=0), **sums}
 
 
-def maximised(sums: Totals, means: torch.Tensor, kind: str, reg_covar: float) -> tuple[torch.Tensor, ...]:
-    """Return weights, means and covariances from the moments about the present means."""
-    shares = sums["shares"] + 10 * torch.finfo(torch.float64).eps
-    shift, second = sums["first"] / shares[:, None], sums["second"]
-    weights = shares / shares.sum()
-    if kind in ("full", "tied"):
-        covariances = second / shares[:, None, None] - shift[:, :, None] * shift[:, None, :]
-        if kind == "tied":
-            covariances = (weights[:, None, None] * covariances).sum(dim=0)
-        return weights, means + shift, covariances + reg_covar * torch.eye(means.shape[1], dtype=torch.float64)
-    variances = second / shares[:, None] - shift.square() + reg_covar
-    return weights, means + shift, variances if kind == "diag" else variances.mean(dim=1)
-
-
-def roots_of(covariances: torch.Tensor, kind: str) -> torch.Tensor:
+def roots_of(covariances: torch.Tensor, *, full: bool) -> torch.Tensor:
     """Return the Cholesky factors of the precisions, upper triangular, or their diagonals."""
-    if kind in ("diag", "spherical"):
-        if not bool((covariances > 0).all()):
-            raise InvalidArgumentError(_SINGULAR)
-        return covariances.rsqrt()
-    lower, info = torch.linalg.cholesky_ex(covariances)
+    lower, info = torch.linalg.cholesky_ex(covariances) if full else (covariances.sqrt(), covariances <= 0)
     if bool(info.any()):
-        raise InvalidArgumentError(_SINGULAR)
+        raise InvalidArgumentError(
+            "The covariances of a Gaussian mixture must be positive definite, but a component has shrunk to few rows. "
+            "Use fewer components, a larger reg_covar, or features of a similar scale."
+        )
+    if not full:
+        return 1 / lower
     eye = torch.eye(covariances.shape[-1], dtype=torch.float64).expand_as(covariances)
     roots: torch.Tensor = torch.linalg.solve_triangular(lower, eye, upper=False)
     return roots.mT.contiguous()
 
 
-_SINGULAR = (
-    "The covariances of a Gaussian mixture must be positive definite, but a component has shrunk to few rows. Use "
-    "fewer components, a larger reg_covar, or features of a similar scale."
-)
-
-
 @final
-@dataclass(eq=False, repr=False)
-class GaussianMixture(Estimator):
+@dataclass(eq=False)
+class GaussianMixture(Probabilistic):
     """A mixture of Gaussians, fitted by expectation maximisation: one pass for each iteration.
 
     Args:
@@ -154,66 +134,68 @@ class GaussianMixture(Estimator):
     random_state: int | None = None
     _fitted = "precisions_cholesky_"
 
-    def _fit(self, data: Dataset) -> None:
+    def _fit(self, data: Dataset) -> bool:
         require_positive("max_iter", self.max_iter)
-        require_positive("n_components", self.n_components)
-        require_at_least("reg_covar", self.reg_covar)
+        require_number("reg_covar", self.reg_covar)
         if self.covariance_type not in _TYPES:
             raise InvalidArgumentError(f"covariance_type must be one of {_TYPES}, got {self.covariance_type!r}.")
         reader = self._reader(data)
         self._start(reader, data)
-        self.converged_, previous = False, -math.inf
+        self.converged_, self.lower_bound_ = False, -math.inf
         for iteration in range(1, self.max_iter + 1):
             self.n_iter_ = iteration
-            sums = reader.fold(expectation, self._state())
+            sums, previous = reader.fold(expectation, self._state()), self.lower_bound_
             self._maximise(sums)
             self.lower_bound_ = float(sums["log"] / sums["n"])
             if abs(self.lower_bound_ - previous) < self.tol:
                 self.converged_ = True
                 break
-            previous = self.lower_bound_
-        if not self.converged_:
-            warnings.warn(
-                f"GaussianMixture did not converge in {self.max_iter} iterations. Raise max_iter or tol.", stacklevel=3
-            )
+        return self.converged_
+
+    @property
+    def _is_full(self) -> bool:
+        """True if covariances are matrices, not variances alone."""
+        return self.covariance_type in ("full", "tied")
 
     def _start(self, reader: Reader, data: Dataset) -> None:
         """Set the initial parameters: those given, and for others those of k-means clusters."""
-        self.n_features_in_ = len(reader.fold(means)["x"])
-        given = (self.weights_init, self.means_init, self.precisions_init)
-        if any(value is None for value in given):
-            k_means = KMeans(
-                self.n_components, random_state=self.random_state, strategy=self.strategy, batch_size=self.batch_size
-            ).fit(data)
-            self.means_ = k_means.cluster_centers_
-            full = torch.tensor(self.covariance_type in ("full", "tied"))
-            self._maximise(reader.fold(hard_expectation, {"means": torch.as_tensor(self.means_), "full": full}))
+        k, d = require_positive("n_components", self.n_components), len(reader.fold(means)["x"])
+        self.n_features_in_ = d
+        if any(value is None for value in (self.weights_init, self.means_init, self.precisions_init)):
+            k_means = KMeans(k, random_state=self.random_state, strategy=self.strategy, batch_size=self.batch_size)
+            self.means_ = k_means.fit(data).cluster_centers_
+            state = {"means": torch.as_tensor(self.means_), "full": torch.tensor(self._is_full)}
+            self._maximise(reader.fold(hard_expectation, state))
         if self.weights_init is not None:
-            self.weights_ = np.asarray(self.weights_init, dtype=np.float64)
+            self.weights_ = initial_values([self.weights_init], 1, k)[0].numpy()
         if self.means_init is not None:
-            self.means_ = require_features(self.means_init, self.n_features_in_)
+            self.means_ = initial_values(self.means_init, k, d).numpy()
         if self.precisions_init is not None:
-            self._set_precisions(torch.as_tensor(np.asarray(self.precisions_init, dtype=np.float64)))
-        if len(self.weights_) != self.n_components or len(self.means_) != self.n_components:
-            raise InvalidArgumentError(
-                f"Initial values must be those of n_components={self.n_components} components, got "
-                f"{len(self.weights_)} weights and {len(self.means_)} means."
-            )
-
-    def _set_precisions(self, precisions: torch.Tensor) -> None:
-        k, d = self.n_components, self.n_features_in_
-        expected = dict(zip(_TYPES, [(k, d, d), (d, d), (k, d), (k,)], strict=True))[self.covariance_type]
-        if tuple(precisions.shape) != expected:
-            raise InvalidArgumentError(
-                f"precisions_init must have the shape {expected}, got {tuple(precisions.shape)}."
-            )
-        inverse = precisions.reciprocal() if self.covariance_type in ("diag", "spherical") else precisions.inverse()
-        self.precisions_cholesky_ = roots_of(inverse, self.covariance_type).numpy()
+            precisions = torch.as_tensor(np.asarray(self.precisions_init, dtype=np.float64))
+            expected = dict(zip(_TYPES, [(k, d, d), (d, d), (k, d), (k,)], strict=True))[self.covariance_type]
+            if tuple(precisions.shape) != expected:
+                raise InvalidArgumentError(
+                    f"precisions_init must have the shape {expected}, got {tuple(precisions.shape)}."
+                )
+            inverse = precisions.inverse() if self._is_full else precisions.reciprocal()
+            self.precisions_cholesky_ = roots_of(inverse, full=self._is_full).numpy()
 
     def _maximise(self, sums: Totals) -> None:
-        parts = maximised(sums, torch.as_tensor(self.means_), self.covariance_type, self.reg_covar)
-        self.precisions_cholesky_ = roots_of(parts[2], self.covariance_type).numpy()
-        self.weights_, self.means_, self.covariances_ = (part.numpy() for part in parts)
+        """Set weights, means and covariances from the moments about the present means."""
+        shares = sums["shares"] + 10 * torch.finfo(torch.float64).eps
+        shift, second = sums["first"] / shares[:, None], sums["second"]
+        weights, centers = shares / shares.sum(), torch.as_tensor(self.means_) + shift
+        if self._is_full:
+            covariances = second / shares[:, None, None] - shift[:, :, None] * shift[:, None, :]
+            covariances += self.reg_covar * torch.eye(self.n_features_in_, dtype=torch.float64)
+        else:
+            covariances = second / shares[:, None] - shift.square() + self.reg_covar
+        if self.covariance_type == "tied":
+            covariances = (weights[:, None, None] * covariances).sum(dim=0)
+        elif self.covariance_type == "spherical":
+            covariances = covariances.mean(dim=1)
+        self.precisions_cholesky_ = roots_of(covariances, full=self._is_full).numpy()
+        self.weights_, self.means_, self.covariances_ = weights.numpy(), centers.numpy(), covariances.numpy()
 
     def _state(self) -> State:
         roots = torch.as_tensor(self.precisions_cholesky_)
@@ -222,7 +204,7 @@ class GaussianMixture(Estimator):
             "weights": torch.as_tensor(self.weights_),
             "means": torch.as_tensor(self.means_),
             "roots": roots[None] if kind == "tied" else roots[:, None] if kind == "spherical" else roots,
-            "full": torch.tensor(kind in ("full", "tied")),
+            "full": torch.tensor(self._is_full),
         }
 
     @property
@@ -234,27 +216,14 @@ class GaussianMixture(Estimator):
         """
         self._require_fitted()
         roots = self.precisions_cholesky_
-        return roots**2 if self.covariance_type in ("diag", "spherical") else roots @ np.swapaxes(roots, -1, -2)
+        return roots @ np.swapaxes(roots, -1, -2) if self._is_full else roots**2
 
     _predicted = staticmethod(most_probable)
+    _probabilities = staticmethod(responsibilities)
 
     def _score(self, reader: Reader) -> float:
         sums = reader.fold(expectation, self._state())
         return float(sums["log"] / sums["n"])
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probability of each component, (n, k). Blocks.
-
-        Args:
-            X: Rows: an array (n, d), or a dataset.
-
-        Raises:
-            FailedPreconditionError: The estimator is not fitted.
-
-        >>> GaussianMixture().fit([[0.0], [2.0]]).predict_proba([[5.0]]).tolist()
-        [[1.0]]
-        """
-        return self._outputs(X, responsibilities)
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Return the log of the density at each row, (n,). Blocks.

@@ -8,7 +8,6 @@ batch, the state and the totals. Results do not depend on the number of replicas
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
@@ -18,10 +17,11 @@ import torch
 
 from raydist.context.strategy import Strategy
 from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.core.nest import leaves_in
+from raydist.core.nest import leaves_in, map_structure
 from raydist.core.values import INFINITE_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import RunOptions
+from raydist.pipelines.elements.small_floats import dtype_kind
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.sources.torch_datasets import is_torch_loader
 from raydist.strategies.functions import get_replica_context, get_strategy
@@ -29,8 +29,6 @@ from raydist.strategies.parameter_server import ParameterServerStrategy
 
 Totals = dict[str, torch.Tensor]
 State = dict[str, torch.Tensor]
-MAX_UNREAD = 8
-"""Batches whose outputs are not read yet: reading them late keeps the replicas busy."""
 
 _KEEP_ALL = RunOptions(empty_batch="zero_rows")  # a replica whose last piece is empty still has totals of the others
 
@@ -62,10 +60,10 @@ class Rows:
         assert self.y is not None  # noqa: S101 - `batches_of` has checked the elements
         return self.y
 
-    def is_finite(self) -> bool:
-        """Return False if an input, target or weight is NaN or infinite."""
+    def is_valid(self) -> bool:
+        """Return False if an input, target or weight is NaN or infinite, or a weight is negative."""
         parts = (self.x, self.weight) if self.y is None else (self.x, self.y, self.weight)
-        return all(bool(part.sum().isfinite()) for part in parts)
+        return all(bool(part.sum().isfinite()) for part in parts) and bool((self.weight >= 0).all())
 
 
 def added(a: Totals, b: Totals) -> Totals:
@@ -79,12 +77,7 @@ def added(a: Totals, b: Totals) -> Totals:
 
 @final
 class Reader:
-    """Reads the rows of a dataset on a strategy, once for each call of `fold`. The constructor starts nothing.
-
-    Args:
-        strategy: The strategy whose replicas read.
-        dataset: Global batches, see `batches_of`.
-    """
+    """Reads the rows of a dataset of batches on a strategy, once for each call. The constructor starts nothing."""
 
     def __init__(self, strategy: Strategy, dataset: Dataset) -> None:
         self._strategy = strategy
@@ -102,10 +95,11 @@ class Reader:
         `of` and `merge` are functions that can be pickled. `of` must accept zero rows.
         """
         call = self._calls.setdefault((of, merge), functools.partial(_fold, of, merge))
-        _, parts = self.run(call, state)
-        if not all(bool(finite) for _, finite in parts):
+        _, parts = self.run(call, state or {})
+        if not all(bool(valid) for _, valid in parts):
             raise InvalidArgumentError(
-                "Inputs, targets and weights must be finite numbers, got NaN or infinity. Fill missing values in a map."
+                "Inputs, targets and weights must be finite numbers, and weights >= 0, got others. Fill missing values "
+                "in a map."
             )
         totals: Totals = functools.reduce(merge, (part for part, _ in parts))
         return totals
@@ -119,68 +113,55 @@ class Reader:
         iterator = iter(self._data)
         try:
             result = self._strategy.run(call, args=(iterator, *args), options=_KEEP_ALL)
-            return result, [_on(torch.device("cpu"), part) for part in self._strategy.local_results(result)]
+            return result, [on_device(part, torch.device("cpu")) for part in self._strategy.local_results(result)]
         finally:
             iterator.close()
+
+    def outputs(self, of: Callable[[torch.Tensor, State], torch.Tensor], state: State) -> torch.Tensor:
+        """Return `of(x, state)` for all rows, in their order. Blocks."""
+        _, results = self.run(functools.partial(_outputs, of), state)
+        pieces = [outputs.split(sizes.tolist()) for outputs, sizes in results]
+        return torch.cat([piece for batch in zip(*pieces, strict=True) for piece in batch])
 
 
 def _fold(
     of: Callable[[Rows, State], Totals],
     merge: Callable[[Totals, Totals], Totals],
     iterator: Iterator[Any],
-    state: State | None,
+    state: State,
 ) -> tuple[Totals, torch.Tensor]:
     device = get_replica_context().device
-    state = _on(device, state or {})
+    state = on_device(state, device)
     total: Totals | None = None
-    finite = True
+    valid = True
     for element in iterator:
         rows = Rows.of(element, device)
-        finite = finite and rows.is_finite()
+        valid = valid and rows.is_valid()
         part = of(rows, state)
         total = part if total is None else merge(total, part)
     if total is None:
-        raise InvalidArgumentError("The dataset must have rows, got none. Check its filters, take / skip and files.")
-    return total, torch.tensor(finite)
+        raise InvalidArgumentError(_NO_ROWS)
+    return total, torch.tensor(valid)
 
 
-def _on(device: torch.device, nest: Any) -> Any:
-    """Return a tensor, or a tuple or dict of tensors, on a device."""
-    if isinstance(nest, dict):
-        return {key: _on(device, value) for key, value in nest.items()}
-    if isinstance(nest, tuple):
-        return tuple(_on(device, value) for value in nest)
-    return nest.to(device)
-
-
-def outputs(
-    strategy: Strategy, data: Any, batch_size: int, of: Callable[[torch.Tensor, State], torch.Tensor], state: State
-) -> np.ndarray:
-    """Return `of(x, state)` for all rows of arrays or of a dataset, in order. Arrays are computed in this process."""
-    if not isinstance(data, Dataset) and not is_torch_loader(data):
-        blocks = torch.as_tensor(array_of(data, "X", 2), dtype=torch.float64).split(batch_size)
-        return torch.cat([of(block, state) for block in blocks]).numpy()
-    found: list[torch.Tensor] = []
-    unread: deque[Any] = deque()
-
-    def read() -> None:
-        found.append(strategy.gather(unread.popleft(), axis=0).cpu())
-
-    step = functools.partial(_output, of)
-    for batch in strategy.distribute_dataset(batches_of(data, batch_size=batch_size)):
-        unread.append(strategy.run(step, args=(batch, state)))
-        if len(unread) > MAX_UNREAD:
-            read()
-    while unread:
-        read()
-    if not found:
-        raise InvalidArgumentError("The dataset must have rows, got none. Check its filters, take / skip and files.")
-    return torch.cat(found).numpy()
-
-
-def _output(of: Callable[[torch.Tensor, State], torch.Tensor], batch: Any, state: State) -> torch.Tensor:
+def _outputs(
+    of: Callable[[torch.Tensor, State], torch.Tensor], iterator: Iterator[Any], state: State
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs of all rows of a replica, and the number of rows of each of its batches."""
     device = get_replica_context().device
-    return of(Rows.of(batch, device).x, _on(device, state))
+    state = on_device(state, device)
+    found = [of(Rows.of(element, device).x, state) for element in iterator]
+    if not found:
+        raise InvalidArgumentError(_NO_ROWS)
+    return torch.cat(found), torch.tensor([len(each) for each in found])
+
+
+_NO_ROWS = "The dataset must have rows, got none. Check its filters, take / skip and files."
+
+
+def on_device(nest: Any, device: torch.device) -> Any:
+    """Return the tensors of a nest on a device."""
+    return map_structure(lambda tensor: tensor.to(device), nest)
 
 
 def strategy_of(given: Strategy | None) -> Strategy:
@@ -194,29 +175,26 @@ def strategy_of(given: Strategy | None) -> Strategy:
     return strategy
 
 
+def is_dataset(x: Any) -> bool:
+    """Return True for a Dataset or a torch DataLoader, False for arrays."""
+    return isinstance(x, Dataset) or is_torch_loader(x)
+
+
 def batches_of(
     x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int, supervised: bool = False
 ) -> Dataset:
-    """Return a dataset of batches for the data arguments of `fit` or `score`.
-
-    Args:
-        x: A dataset of rows or of batches, a torch DataLoader, or an array (n, d).
-        y: Targets of an array (n,) or (n, t); elements of a dataset hold them.
-        sample_weight: Weights of the rows of an array.
-        batch_size: Rows of a batch, unless x is batched.
-        supervised: True if targets are needed.
-
-    Raises:
-        SpecError: The data have another form.
-        InvalidArgumentError: The dataset is infinite, the numbers of rows differ, or targets are missing or too many.
+    """Return the data arguments of `fit` or `score` as a dataset of batches, with targets if `supervised`.
 
     >>> batches_of(np.ones((5, 2)), batch_size=3).cardinality()
     2
     """
-    if is_torch_loader(x):
-        x = Dataset.from_torch(x)
-    if isinstance(x, Dataset):
-        return _batched(x, y, sample_weight, batch_size, supervised=supervised)
+    if is_dataset(x):
+        if y is not None or sample_weight is not None:
+            raise InvalidArgumentError(
+                "y and sample_weight belong to arrays. The elements of a dataset are x, (x, y) or (x, y, "
+                "sample_weight)."
+            )
+        return _batched(x if isinstance(x, Dataset) else Dataset.from_torch(x), batch_size, supervised=supervised)
     if supervised and y is None:
         raise InvalidArgumentError("Targets must be given beside an array X, got none: fit(X, y).")
     columns = [array_of(x, "X", 2)]
@@ -224,32 +202,26 @@ def batches_of(
         columns.append(np.zeros(len(columns[0])) if y is None else array_of(y, "y", 1, 2))
     if sample_weight is not None:
         columns.append(array_of(sample_weight, "sample_weight", 1))
-    lengths = [len(column) for column in columns]
-    if len(set(lengths)) > 1:
-        raise InvalidArgumentError(f"X, y and sample_weight must have equally many rows, got {lengths}.")
     return Dataset.from_tensor_slices(tuple(columns)).batch(batch_size)
 
 
-def _batched(dataset: Dataset, y: Any, sample_weight: Any, batch_size: int, *, supervised: bool) -> Dataset:
-    if y is not None or sample_weight is not None:
-        raise InvalidArgumentError(
-            "y and sample_weight belong to arrays. The elements of a dataset are x, (x, y) or (x, y, sample_weight)."
-        )
+def _batched(dataset: Dataset, batch_size: int, *, supervised: bool) -> Dataset:
     if dataset.cardinality() == INFINITE_CARDINALITY:
         raise InvalidArgumentError("The dataset must end, got an infinite one. Add .take(num_batches).")
     spec = dataset.element_spec
     parts = spec if isinstance(spec, tuple) else (spec,)
-    x = parts[0]
-    if not 1 <= len(parts) <= 3 or len(leaves_in(parts)) != len(parts) or not isinstance(x, TensorSpec):
+    are_numbers = all(isinstance(part, TensorSpec) and dtype_kind(part.dtype) in "biuf" for part in leaves_in(parts))
+    if not 1 <= len(parts) <= 3 or len(leaves_in(parts)) != len(parts) or not are_numbers:
         raise SpecError(
-            f"Elements must be x, (x,), (x, y) or (x, y, sample_weight) with one tensor each, got {spec}. Bring them "
-            "into this form with dataset.map: several features are the columns of x."
+            "Elements must be x, (x,), (x, y) or (x, y, sample_weight) with one tensor of numbers each, got "
+            f"{spec}. Bring them into this form with dataset.map: several features are the columns of x."
         )
     if supervised and len(parts) < 2:
         raise SpecError(f"Elements must hold targets, (x, y) or (x, y, sample_weight), got {spec}.")
-    if x.shape is None or len(x.shape) not in (1, 2):
-        raise SpecError(f"The inputs of a row must be a vector, and those of a batch (rows, features), got {x}.")
-    return dataset.batch(batch_size) if len(x.shape) == 1 else dataset
+    shape = parts[0].shape
+    if shape is None or len(shape) not in (1, 2):
+        raise SpecError(f"The inputs of a row must be a vector, and those of a batch (rows, features), got {parts[0]}.")
+    return dataset.batch(batch_size) if len(shape) == 1 else dataset
 
 
 def array_of(values: Any, name: str, *num_dims: int) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, final
@@ -13,23 +12,15 @@ import torch
 
 from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.ml.classifiers import LinearClassifier, codes_of, scores_of, signs_of
-from raydist.ml.estimator import means, require_positive
-from raydist.ml.kmeans import seed_of
+from raydist.ml.classifiers import LinearClassifier, codes_of, hinge, scores_of, signs_of
+from raydist.ml.estimator import means, require_number, require_positive, seed_of
 from raydist.ml.passes import Rows, State, Totals
 from raydist.strategies.functions import get_replica_context
 
 
-def with_ones(x: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
-    """Return inputs with a last column for the intercept."""
-    return torch.cat([x, one.expand(len(x), 1)], dim=1)
-
-
 def hinge_sums(power: int, rows: Rows, state: State) -> Totals:
-    """Return the sum of max(0, 1 - sign * score)^power over rows and scores."""
-    scores = scores_of(rows.x, state)
-    margins = (1 - signs_of(codes_of(rows, state), scores.shape[1]) * scores).clamp(min=0)
-    return {"loss": rows.weight @ (margins**power).sum(dim=1)}
+    """Return the sum of the hinge losses."""
+    return {"loss": rows.weight @ hinge(scores_of(rows.x, state), codes_of(rows, state), power)}
 
 
 def ascend(
@@ -73,11 +64,12 @@ def epoch(power: int, c: float, iterator: Iterator[Any], state: State, kept: tor
         known = kept[at : at + size] if len(kept) else torch.cat([torch.zeros(size, len(point)), marks[:, None]], dim=1)
         same = same and len(known) == size and bool((known[:, -1] == marks).all())
         duals = known[:, :-1].clone() if same else torch.zeros(size, len(point), dtype=torch.float64)
-        x = with_ones(rows.x, state["one"]).numpy() * replicas**0.5
+        x = torch.cat([rows.x, state["one"].expand(size, 1)], dim=1).numpy() * replicas**0.5
         signs = signs_of(codes_of(rows, state), len(point)).numpy()
         weight = c * rows.weight.numpy()
-        zero = np.zeros(size)
-        limits = np.stack([weight, zero] if power == 1 else [np.where(weight > 0, np.inf, 0), _half_inverse(weight)])
+        limits = np.stack([weight, np.zeros(size)])
+        if power == 2:
+            limits = np.stack([np.where(weight > 0, np.inf, 0), 0.5 / np.where(weight > 0, weight, np.inf)])
         change = ascend(x, signs, limits, duals.numpy(), point * replicas**-0.5, rng.permutation(size))
         # Rows of x are too large by the root of `replicas`, and so is the change.
         point += context.all_reduce("SUM", torch.as_tensor(change * replicas**-0.5)).cpu().numpy()
@@ -88,13 +80,8 @@ def epoch(power: int, c: float, iterator: Iterator[Any], state: State, kept: tor
     return {"kept": kept, "point": torch.as_tensor(point), "same": torch.tensor(same), "dual": torch.tensor(dual)}
 
 
-def _half_inverse(weight: np.ndarray) -> np.ndarray:
-    halves: np.ndarray = np.divide(0.5, weight, out=np.zeros_like(weight), where=weight > 0)
-    return halves
-
-
 @final
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class SDCAClassifier(LinearClassifier):
     """A linear support vector machine, fitted by stochastic dual coordinate ascent.
 
@@ -130,21 +117,17 @@ class SDCAClassifier(LinearClassifier):
     fit_intercept: bool = True
     random_state: int | None = None
 
-    def _fit(self, data: Dataset) -> None:
+    def _fit(self, data: Dataset) -> bool:
         require_positive("max_iter", self.max_iter)
-        if self.loss not in ("hinge", "squared_hinge") or not self.C > 0:
-            raise InvalidArgumentError(
-                f'loss must be "hinge" or "squared_hinge", and C > 0, got {self.loss!r} and {self.C!r}.'
-            )
-        reader = self._reader(data)
-        state = self._find_classes(reader)
-        power = 1 if self.loss == "hinge" else 2
-        losses = functools.partial(hinge_sums, power)
-        passes = functools.partial(epoch, power, self.C)
-        seed = seed_of(self.random_state)
-        self.n_features_in_ = len(reader.fold(means)["x"])
-        point = torch.zeros(1 if len(self.classes_) == 2 else len(self.classes_), self.n_features_in_ + 1).double()
+        require_number("C", self.C, above_zero=True)
+        if self.loss not in ("hinge", "squared_hinge"):
+            raise InvalidArgumentError(f'loss must be "hinge" or "squared_hinge", got {self.loss!r}.')
+        reader, power = self._reader(data), 1 if self.loss == "hinge" else 2
+        losses, passes = functools.partial(hinge_sums, power), functools.partial(epoch, power, self.C)
+        state, seed = self._find_classes(reader), seed_of(self.random_state)
         state["one"] = torch.tensor(float(self.fit_intercept), dtype=torch.float64)
+        self.n_features_in_ = len(reader.fold(means)["x"])
+        point = self._zeros()
         kept: Any = torch.zeros(0, 1, dtype=torch.float64)  # the result of a pass is sent back to the replica it is of
         for iteration in range(1, self.max_iter + 1):
             start = {**state, "point": point, "seed": torch.tensor([seed, iteration])}
@@ -156,12 +139,12 @@ class SDCAClassifier(LinearClassifier):
                     "Use shuffle(reshuffle_each_iteration=False), or LinearSVC."
                 )
             point = parts[0]["point"]
-            self.coef_, self.intercept_ = point[:, :-1].numpy().copy(), point[:, -1].numpy().copy()
+            self.coef_, self.intercept_ = (part.numpy().copy() for part in (point[:, :-1], point[:, -1]))
             self.n_iter_ = np.array([iteration])
             loss = self.C * float(reader.fold(losses, {**state, **self._state()})["loss"])
             norm = float(point.square().sum())
             gap = loss + norm - float(sum(part["dual"] for part in parts))
             self.duality_gap_ = gap / max(loss + norm / 2, 1e-300)
             if self.duality_gap_ <= self.tol:
-                return
-        warnings.warn(f"SDCAClassifier did not converge in {self.max_iter} passes. Raise max_iter.", stacklevel=3)
+                return True
+        return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
@@ -12,29 +11,22 @@ import torch
 
 from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.ml.estimator import Regressor, require_at_least, require_features, require_positive
-from raydist.ml.kmeans import seed_of
+from raydist.ml.estimator import Regressor, initial_values, require_number, require_positive, seed_of
 from raydist.ml.passes import Reader, Rows, State, Totals
 
 MAX_SUMS = 1 << 23
 """Numbers in the sums of a pass (64 MB): more rows are solved in several passes."""
 
 
-def extremes(rows: Rows, _: State) -> Totals:
-    """Return the smallest and the largest row and column numbers of a batch."""
-    none = torch.full((1, rows.x.shape[1]), torch.inf, dtype=torch.float64, device=rows.x.device)
-    return {
-        "least": torch.cat([none, rows.x]).amin(dim=0)[None],
-        "most": torch.cat([-none, rows.x]).amax(dim=0)[None],
-    }
+def largest(rows: Rows, _: State) -> Totals:
+    """Return the largest row and column numbers of a batch, the largest of their negatives, and of their fractions."""
+    pairs = torch.cat([rows.x, -rows.x, rows.x.frac().abs()], dim=1)
+    return {"pairs": torch.cat([torch.full_like(pairs[:1], -torch.inf), pairs]).amax(dim=0)}
 
 
-def joint_extremes(a: Totals, b: Totals) -> Totals:
-    """Return the smallest and the largest of both."""
-    return {
-        "least": torch.cat([a["least"], b["least"]]).amin(dim=0)[None],
-        "most": torch.cat([a["most"], b["most"]]).amax(dim=0)[None],
-    }
+def larger(a: Totals, b: Totals) -> Totals:
+    """Return the larger ones of both."""
+    return {"pairs": a["pairs"].maximum(b["pairs"])}
 
 
 def normal_equations(rows: Rows, state: State) -> Totals:
@@ -60,7 +52,7 @@ def normal_equations(rows: Rows, state: State) -> Totals:
 
 
 @final
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class WALS(Regressor):
     """Weighted alternating least squares: a sparse matrix of ratings as the product of two factors.
 
@@ -78,7 +70,7 @@ class WALS(Regressor):
         unobserved_weight: w0.
         max_iter: Limit of the number of iterations.
         tol: Stop once an iteration reduces the loss by less than this share.
-        shape: Numbers of rows and columns; None takes a pass to find them.
+        shape: Numbers of rows and columns; None for those of the largest pairs.
         init: Initial factors of the columns (columns, k); None for random ones.
         random_state: Seed of random factors; None for a new one.
 
@@ -107,51 +99,40 @@ class WALS(Regressor):
     random_state: int | None = None
     _fitted = "column_factors_"
 
-    def _fit(self, data: Dataset) -> None:
-        require_positive("n_components", self.n_components)
+    def _fit(self, data: Dataset) -> bool:
+        k = require_positive("n_components", self.n_components)
         require_positive("max_iter", self.max_iter)
-        require_at_least("unobserved_weight", self.unobserved_weight)
-        if not self.regularization > 0:
-            raise InvalidArgumentError(f"regularization must be a number > 0, got {self.regularization!r}.")
+        require_number("unobserved_weight", self.unobserved_weight)
+        require_number("regularization", self.regularization, above_zero=True)
         reader = self._reader(data)
         num_rows, num_columns = self._shape(reader)
-        columns = self._start(num_columns)
-        self.loss_ = math.inf
+        self.n_features_in_, self.loss_ = 2, math.inf
+        if self.init is None:
+            draw = np.random.default_rng(seed_of(self.random_state)).normal(size=(num_columns, k))
+            columns = torch.as_tensor(draw / k**0.5)
+        else:
+            columns = initial_values(self.init, num_columns, k)
         for iteration in range(1, self.max_iter + 1):
             self.n_iter_, before = iteration, self.loss_
             rows, _ = self._solve(reader, 0, num_rows, columns)
             columns, least = self._solve(reader, 1, num_columns, rows)
             self.loss_ = least + self.regularization * float(rows.square().sum())
-            if before - self.loss_ <= self.tol * self.loss_:
+            if converged := before - self.loss_ <= self.tol * self.loss_:
                 break
-        else:
-            warnings.warn(f"WALS did not converge in {self.max_iter} iterations. Raise max_iter or tol.", stacklevel=3)
         self.row_factors_, self.column_factors_ = rows.numpy(), columns.numpy()
+        return converged
 
     def _shape(self, reader: Reader) -> tuple[int, int]:
-        found = reader.fold(extremes, merge=joint_extremes)
-        if found["least"].shape[1:] != (2,):
-            raise InvalidArgumentError(
-                f"X must hold pairs (row, column), got rows of {found['least'].shape[1]} numbers."
-            )
-        least, most = found["least"][0], found["most"][0]
+        found = reader.fold(largest, merge=larger)["pairs"].tolist()
+        if len(found) != 6:
+            raise InvalidArgumentError(f"X must hold pairs (row, column), got rows of {len(found) // 3} numbers.")
+        most, least = found[:2], [-number for number in found[2:4]]
         shape = self.shape or (int(most[0]) + 1, int(most[1]) + 1)
-        if bool((least < 0).any()) or int(most[0]) >= shape[0] or int(most[1]) >= shape[1]:
+        if max(found[4:]) > 0 or min(least) < 0 or most[0] >= shape[0] or most[1] >= shape[1]:
             raise InvalidArgumentError(
-                f"Pairs must be numbers from (0, 0) below the shape {shape}, got some from {least.tolist()} to "
-                f"{most.tolist()}."
+                f"Pairs must be whole numbers from (0, 0) below the shape {shape}, got some from {least} to {most}."
             )
         return int(shape[0]), int(shape[1])
-
-    def _start(self, num_columns: int) -> torch.Tensor:
-        k = self.n_components
-        if self.init is None:
-            draw = np.random.default_rng(seed_of(self.random_state)).normal(size=(num_columns, k))
-            return torch.as_tensor(draw / k**0.5)
-        factors = require_features(self.init, k)
-        if len(factors) != num_columns:
-            raise InvalidArgumentError(f"init must hold factors of {num_columns} columns, got {len(factors)}.")
-        return torch.as_tensor(factors)
 
     def _solve(self, reader: Reader, side: int, size: int, factors: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Return the best factors of the rows (side 0) or columns (1), given those of the other side; and the loss."""

@@ -113,6 +113,15 @@ def test_linear_svc_reaches_the_objective(name: str, strategy: rd.Strategy) -> N
     assert ours.score(x, y) == pytest.approx(theirs.score(x, y), abs=0.005)
 
 
+def test_every_step_of_newtons_method_is_tried() -> None:
+    """A full step from near the minimum can lead away from it, where losses have kinks."""
+    x, y = load("digits")
+    y = (y == 8).astype(int)
+    ours = rd.ml.LinearSVC(C=1000.0).fit(x, y)
+    theirs = rd.ml.LinearSVC(C=1000.0, tol=1e-7).fit(x, y)
+    assert hinge_objective(ours, x, y) <= 1.001 * hinge_objective(theirs, x, y)
+
+
 @cases("digits", "wine", "breast_cancer")
 def test_sdca_reaches_the_objective_of_linear_svc(name: str, strategy: rd.Strategy) -> None:
     x, y = load(name)

@@ -83,6 +83,10 @@ def test_replicas_without_rows_and_the_strategy_of_the_scope(mirrored: Callable[
         with strategy.scope():
             three = MAKERS[name]().fit(data)
             predicted = three.predict(data)
+        if name == "KMeans":  # two replicas never have a row
+            apart = data.unbatch().batch(1)
+            seeded = rd.ml.KMeans(3, random_state=0, strategy=strategy).fit(apart)
+            assert_same(seeded, rd.ml.KMeans(3, random_state=0).fit(apart))
         if name != "SDCAClassifier":  # whose steps depend on the replicas; its end is in test_beside_sklearn.py
             assert_same(three, one)
         np.testing.assert_allclose(predicted, three.predict(X[:43]), rtol=1e-9)
@@ -132,6 +136,15 @@ def test_classes_of_any_type() -> None:
     assert set(numbers.predict(data)) == {-3, 2, 7}
     assert numbers.score(data) == model.score(X, names)
     assert numbers.score(X, Y * 5 - 3) == numbers.score(data)
+    column = rd.Dataset.from_tensor_slices((X, Y[:, np.newaxis]))
+    assert rd.ml.LogisticRegression().fit(column).score(column) == numbers.score(data)
+    with pytest.raises(rd.SpecError, match="Give score arrays"):
+        model.score(data)
+
+
+def test_models_can_be_fitted_in_inference_mode() -> None:
+    with torch.inference_mode():
+        assert rd.ml.LogisticRegression().fit(X, Y).score(X, Y) > 0.98
 
 
 @pytest.mark.parametrize("model", [rd.ml.LogisticRegression(), rd.ml.LinearSVC()], ids=repr)
@@ -198,8 +211,10 @@ ROWS = rd.Dataset.from_tensor_slices((X, Y))
 REFUSED: list[tuple[Any, tuple[Any, ...], type[Exception], str]] = [
     (rd.ml.Ridge(), (NAN, Y), rd.InvalidArgumentError, "finite numbers"),
     (rd.ml.KMeans(), (NAN,), rd.InvalidArgumentError, "finite numbers"),
+    (rd.ml.Ridge(), (X, Y, -np.ones(len(X))), rd.InvalidArgumentError, "weights >= 0"),
+    (rd.ml.Ridge(), (ROWS.map(lambda x, y: (x, str(y))),), rd.SpecError, "one tensor of numbers each"),
     (rd.ml.Ridge(), (X,), rd.InvalidArgumentError, "Targets must be given"),
-    (rd.ml.Ridge(), (X, Y[:-1]), rd.InvalidArgumentError, "equally many rows"),
+    (rd.ml.Ridge(), (X, Y[:-1]), rd.InvalidArgumentError, "same first dimension"),
     (rd.ml.Ridge(), (X[0], Y), rd.SpecError, "X must be a dense array"),
     (rd.ml.Ridge(), (ROWS, Y), rd.InvalidArgumentError, "belong to arrays"),
     (rd.ml.Ridge(), (ROWS.repeat(),), rd.InvalidArgumentError, "must end"),
@@ -211,16 +226,18 @@ REFUSED: list[tuple[Any, tuple[Any, ...], type[Exception], str]] = [
     (rd.ml.Ridge(batch_size=0), (X, Y), rd.InvalidArgumentError, "batch_size must be"),
     (rd.ml.Ridge(strategy=rd.ParameterServerStrategy(1, 1)), (X, Y), rd.InvalidArgumentError, "synchronous"),
     (rd.ml.LogisticRegression(), (X, 0 * Y), rd.InvalidArgumentError, "two classes"),
-    (rd.ml.LinearSVC(C=0.0), (X, Y), rd.InvalidArgumentError, "C must be"),
+    (rd.ml.LinearSVC(C=0.0), (X, Y), rd.InvalidArgumentError, "C must be a number > 0"),
+    (rd.ml.KMeans(tol=None), (X,), rd.InvalidArgumentError, "tol must be a number >= 0, got None"),  # type: ignore[arg-type]
     (rd.ml.SDCAClassifier(loss="log"), (X, Y), rd.InvalidArgumentError, "loss must be"),  # type: ignore[arg-type]
     (rd.ml.KMeans(4), (X[:3],), rd.InvalidArgumentError, "at least n_clusters=4 rows, got 3"),
     (rd.ml.KMeans(init="best"), (X,), rd.InvalidArgumentError, "init must be"),
-    (rd.ml.KMeans(3, init=X[:2]), (X,), rd.InvalidArgumentError, "n_clusters=3 centers, got 2"),
-    (rd.ml.KMeans(2, init=X[:2, :5]), (X,), rd.InvalidArgumentError, "must have 13 columns"),
+    (rd.ml.KMeans(3, init=X[:2]), (X,), rd.InvalidArgumentError, r"shape \(3, 13\), got \(2, 13\)"),
+    (rd.ml.KMeans(2, init=X[:2, :5]), (X,), rd.InvalidArgumentError, r"shape \(2, 13\), got \(2, 5\)"),
     (rd.ml.GaussianMixture(covariance_type="round"), (X,), rd.InvalidArgumentError, "covariance_type"),  # type: ignore[arg-type]
     (rd.ml.GaussianMixture(reg_covar=0.0), (0 * X,), rd.InvalidArgumentError, "positive definite"),
     (rd.ml.WALS(), (X, Y), rd.InvalidArgumentError, "pairs"),
     (rd.ml.WALS(shape=(2, 2)), ([[0, 2]], [1.0]), rd.InvalidArgumentError, "below the shape"),
+    (rd.ml.WALS(), ([[0, 1.5]], [1.0]), rd.InvalidArgumentError, "whole numbers"),
     (rd.ml.WALS(regularization=0.0), ([[0, 2]], [1.0]), rd.InvalidArgumentError, "regularization must be"),
 ]  # fmt: skip
 
@@ -229,6 +246,11 @@ REFUSED: list[tuple[Any, tuple[Any, ...], type[Exception], str]] = [
 def test_errors_say_what_must_hold(model: Any, data: tuple[Any, ...], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         model.fit(*data)
+
+
+def test_rows_with_other_features() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"must have 13 features, got the shape \(178, 5\)"):
+        rd.ml.Ridge().fit(X, Y).predict(X[:, :5])
 
 
 def test_pairs_outside_of_the_matrix() -> None:
