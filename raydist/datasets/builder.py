@@ -11,14 +11,15 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, final
 
-from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundError
+from raydist.core.errors import InvalidArgumentError, NotFoundError
 from raydist.dataset import Dataset
 from raydist.datasets.rows import Rows, Supervised, joined_rows
 from raydist.datasets.split_specs import parse_split
-from raydist.pipelines.formats.files import data_loss, file_errors, path_text, read_file
+from raydist.pipelines.formats.files import data_loss, local_file, read_file
 from raydist.pipelines.stored.file_directory import LocalFiles, is_file_name, require_file_name, sync_directory
 
 Examples = Dataset | Iterable[Any]
@@ -57,14 +58,6 @@ class DatasetInfo:
     supervised_keys: SupervisedKeys | None
     class_names: Mapping[str, tuple[str, ...]]
     splits: Mapping[str, int]
-
-    def __post_init__(self) -> None:
-        for name in ("class_names", "splits"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        values = vars(self).values()
-        return DatasetInfo, tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in values)
 
     def num_examples(self, split: str) -> int:
         """Return the number of examples of a split spec.
@@ -130,11 +123,10 @@ class DatasetBuilder(ABC):
     is_prepared: ClassVar[bool] = True
 
     def __init__(self, data_dir: Any = None, config: str | None = None) -> None:
-        given = os.environ.get(_DATA_DIR, _USUAL_DATA_DIR) if data_dir is None else path_text(data_dir)
-        self.data_dir = os.path.abspath(os.path.expanduser(given))
+        given = os.environ.get(_DATA_DIR, _USUAL_DATA_DIR) if data_dir is None else data_dir
+        self.data_dir = os.path.abspath(os.path.expanduser(local_file(given, "A data set")))
         self.config = config
         self._opened: dict[str, Dataset] = {}
-        self._functions: Mapping[str, Callable[[], Examples]] | None = None
 
     @abstractmethod
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
@@ -158,9 +150,9 @@ class DatasetBuilder(ABC):
             self.version,
             (inspect.getdoc(type(self)) or "").partition("\n\n")[0],
             self.homepage,
-            self._open(names[0]).element_spec if names else {},
+            self._open(names[0]).element_spec,
             self.supervised_keys,
-            self.class_names,
+            dict(self.class_names),
             {name: self._count(name) for name in names},
         )
 
@@ -176,7 +168,7 @@ class DatasetBuilder(ABC):
         """
         target = self._prepared_path()
         if self.is_prepared and not os.path.isdir(target):
-            _write_once(target, self._examples(), self.version)
+            _write_once(target, self._examples)
 
     def as_dataset(self, split: Any = None, as_supervised: bool = False) -> Any:
         """Return the examples of splits.
@@ -216,21 +208,23 @@ class DatasetBuilder(ABC):
             )
         return Supervised(*self.supervised_keys)
 
+    @cached_property
     def _examples(self) -> Mapping[str, Callable[[], Examples]]:
-        if self._functions is None:
-            self._functions = self.splits()
-        return self._functions
+        found = self.splits()
+        if not found:
+            raise InvalidArgumentError(f"splits of {self.name!r} must return one split at least, got {found!r}.")
+        return found
 
     def _split_names(self) -> list[str]:
         if not self.is_prepared:
-            return list(self._examples())
+            return list(self._examples)
         self.prepare()
-        return list(_read_info(self._prepared_path()))
+        return _prepared_splits(self._prepared_path())
 
     def _open(self, split: str) -> Dataset:
         if split not in self._opened:
             path = os.path.join(self._prepared_path(), split)
-            found = Dataset.load(path) if self.is_prepared else self._examples()[split]()
+            found = Dataset.load(path) if self.is_prepared else self._examples[split]()
             if not isinstance(found, Dataset):
                 raise InvalidArgumentError(
                     f"The splits of {self.name!r} must be datasets, because nothing is written, got {found!r:.100} for "
@@ -255,39 +249,35 @@ class DatasetBuilder(ABC):
         return os.path.join(self.data_dir, "prepared", self.name, self.config or "")
 
 
-def _read_info(path: str) -> Mapping[str, int]:
-    """Return the number of examples of each split of a prepared data set."""
+def _prepared_splits(path: str) -> list[str]:
+    """Return the names of the splits of a prepared data set."""
     file = os.path.join(path, _INFO_FILE)
     try:
         splits = json.loads(read_file(file))["splits"]
         if not all(map(is_file_name, splits)):
-            raise ValueError(f"its splits are {list(splits)!r:.200}")
-        return {name: int(count) for name, count in splits.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"its splits are {splits!r:.200}")
+        return list(splits)
+    except (NotFoundError, ValueError, KeyError, TypeError, RecursionError) as error:
         problem = f"The description of a prepared data set must be intact, but {error!r}. Remove the directory {path!r}"
         raise data_loss(file, 0, problem) from error
-    except NotFoundError as error:
-        raise DataLossError(
-            f"A prepared data set must have the file {file!r}. Remove the directory {path!r}, and load it again.",
-            path=file,
-        ) from error
 
 
-def _write_once(target: str, examples: Mapping[str, Callable[[], Examples]], version: str) -> None:
+def _write_once(target: str, examples: Mapping[str, Callable[[], Examples]]) -> None:
     """Write all splits into a hidden directory, and rename it. Another writer may finish first."""
     parent, name = os.path.split(target)
     LocalFiles(parent).make()
-    _remove_remains(parent, name)
-    hidden = os.path.join(parent, f".{name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
+    ours = f".{name}.{socket.gethostname()}."
+    _remove_remains(parent, ours)
+    hidden = os.path.join(parent, f"{ours}{os.getpid()}.{uuid.uuid4().hex}.tmp")
     try:
-        with file_errors(hidden):
-            os.mkdir(hidden)
+        LocalFiles(hidden).make()
         for split in examples:
             require_file_name(split)
-        counts = {split: _write_split(os.path.join(hidden, split), make) for split, make in examples.items()}
-        content = json.dumps({"version": version, "splits": counts}).encode()
-        LocalFiles(hidden).write(_INFO_FILE, lambda file: file.write(content))
-        sync_directory(hidden)
+        for split, make in examples.items():
+            made = make()
+            dataset = made if isinstance(made, Dataset) else Dataset.from_torch(_Repeated(make))
+            dataset.save(os.path.join(hidden, split), compression="ZSTD", format="parquet")
+        LocalFiles(hidden).replace(_INFO_FILE, json.dumps({"splits": list(examples)}).encode())
         try:
             os.rename(hidden, target)
         except OSError:
@@ -298,11 +288,12 @@ def _write_once(target: str, examples: Mapping[str, Callable[[], Examples]], ver
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _write_split(path: str, make: Callable[[], Examples]) -> int:
-    examples = make()
-    dataset = examples if isinstance(examples, Dataset) else Dataset.from_torch(_Repeated(make))
-    dataset.save(path, compression="ZSTD", format="parquet")
-    return len(Dataset.load(path))
+def _remove_remains(parent: str, ours: str) -> None:
+    """Remove the hidden directories of processes of this machine that have died."""
+    for entry in os.listdir(parent):
+        pid, *_ = entry.removeprefix(ours).split(".")
+        if entry.startswith(ours) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -313,12 +304,3 @@ class _Repeated:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.make())
-
-
-def _remove_remains(parent: str, name: str) -> None:
-    """Remove the hidden directories of processes of this machine that have died."""
-    for entry in os.listdir(parent):
-        found = entry.removeprefix(f".{name}.{socket.gethostname()}.").split(".")
-        is_ours = entry.startswith(f".{name}.{socket.gethostname()}.") and found[-1] == "tmp" and found[0].isdigit()
-        if is_ours and not os.path.exists(f"/proc/{found[0]}"):
-            shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)

@@ -44,7 +44,9 @@ class FileBuilder(DatasetBuilder):
 
     def __init__(self, data_dir: Any = None, config: str | None = None, files: Mapping[str, Any] | None = None) -> None:
         super().__init__(data_dir, config)
-        self._files = {} if files is None else {split: _paths(given) for split, given in files.items()}
+        if files is not None and not isinstance(files, Mapping):
+            raise InvalidArgumentError(f"files= must be a dict of the files of each split, got {files!r:.200}.")
+        self._files = {split: _paths(given) for split, given in (files or {}).items()}
 
     @abstractmethod
     def source_files(self) -> Mapping[str, Sequence[SourceFile]]:
@@ -65,8 +67,7 @@ class FileBuilder(DatasetBuilder):
         return super().as_dataset(split, as_supervised)
 
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
-        found = self._found()
-        return {split: partial(self._examples_of, split) for split in found}
+        return {split: partial(self._examples_of, split) for split in self._found()}
 
     def _examples_of(self, split: str) -> Examples:
         return self.examples(split, self._require(split))
@@ -94,7 +95,7 @@ class FileBuilder(DatasetBuilder):
     def _require(self, split: str) -> list[str]:
         """Return the paths of the files of a split. Raises NotFoundError if one is missing."""
         if split in self._files:
-            return [*self._files[split]]
+            return self._files[split]
         files = self.source_files()[split]
         paths = [path for path in map(self._path_of, files) if path is not None]
         if len(paths) < len(files):

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -25,7 +24,7 @@ _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 def _classes(names: str) -> Mapping[str, tuple[str, ...]]:
-    return MappingProxyType({"label": tuple(names.split(","))})
+    return {"label": tuple(names.split(","))}
 
 
 class IdxBuilder(FileBuilder):
@@ -185,7 +184,7 @@ class ImageFolder(DatasetBuilder):
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
         folders = _split_folders(self.data_dir)
         names = {name for folder in folders.values() for name in _folders_in(folder)}
-        self.class_names = MappingProxyType({"label": tuple(sorted(names))})
+        self.class_names = {"label": tuple(sorted(names))}
         return {split: partial(self._images, folder) for split, folder in folders.items()}
 
     def _images(self, folder: str) -> Dataset:

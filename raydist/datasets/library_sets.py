@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from raydist.core.errors import InvalidArgumentError, NotFoundError
+from raydist.core.optional_packages import optional_module
 from raydist.dataset import Dataset
 from raydist.datasets.builder import DatasetBuilder, Examples, SupervisedKeys
 from raydist.pipelines.sources.hub_datasets import saved_splits
 
-
-def _package(module: str, to_install: str, data_set: str) -> ModuleType:
-    """Import a package of an extra."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise FailedPreconditionError(
-            f"The data set {data_set!r} needs the package {module.partition('.')[0]}, which cannot be imported "
-            f"({error}). Run: pip install {to_install}"
-        ) from error
+_USER = "Data sets of other packages"
 
 
 class SklearnBuilder(DatasetBuilder):
@@ -39,14 +29,13 @@ class SklearnBuilder(DatasetBuilder):
     label_key: ClassVar[str] = "label"
 
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
-        module = _package("sklearn.datasets", "scikit-learn", self.name)
+        module = optional_module("sklearn.datasets", _USER, "scikit-learn")
         found = getattr(module, f"load_{self.name}")()
+        features, target = found["images" if self.features_key == "image" else "data"], np.asarray(found["target"])
         if self.label_key == "label":
-            self.class_names = MappingProxyType({"label": tuple(map(str, found["target_names"]))})
-        features = found["images"] if self.features_key == "image" else found["data"]
-        target = np.asarray(found["target"])
-        label = target.astype(np.int64) if self.label_key == "label" else target
-        arrays = {self.features_key: np.ascontiguousarray(features), self.label_key: label}
+            self.class_names = {"label": tuple(map(str, found["target_names"]))}
+            target = target.astype(np.int64)
+        arrays = {self.features_key: np.ascontiguousarray(features), self.label_key: target}
         return {"train": lambda: Dataset.from_tensor_slices(arrays)}
 
 
@@ -121,25 +110,21 @@ class HuggingFace(DatasetBuilder):
         super().__init__(data_dir, config)
         if config is None:
             raise InvalidArgumentError('"huggingface" needs a directory or a name: write "huggingface:<directory>".')
-        self._source = config
-        self._subset = subset
-        self._download = download
+        self._source, self._subset, self._download = config, subset, download
         self.supervised_keys = keys
 
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
         if os.path.isdir(self._source):
             paths = saved_splits(self._source)
             return {split: partial(Dataset.from_huggingface, path) for split, path in paths.items()}
-        found = self._of_hub()
-        return {str(split): partial(Dataset.from_huggingface, each) for split, each in found.items()}
+        return {str(split): partial(Dataset.from_huggingface, each) for split, each in self._of_hub().items()}
 
-    def _of_hub(self) -> Mapping[str, Any]:
-        datasets = _package("datasets", "'raydist[hub]'", self.name)
+    def _of_hub(self) -> Any:
+        datasets = optional_module("datasets", _USER, "'raydist[hub]'")
         if self._download:
-            found: Mapping[str, Any] = datasets.load_dataset(self._source, self._subset)
-            return found
+            return datasets.load_dataset(self._source, self._subset)
         # `load_dataset` itself asks the hub first, unless the whole process is offline.
-        cache = _package("datasets.packaged_modules.cache.cache", "'raydist[hub]'", self.name)
+        cache = optional_module("datasets.packaged_modules.cache.cache", _USER, "'raydist[hub]'")
         name = self._source.split("/")[-1]
         try:
             kept = cache.Cache(
@@ -151,8 +136,7 @@ class HuggingFace(DatasetBuilder):
                 f"{self._source!r} ({error!s:.300}). Give the directory, or subset= for one of several "
                 f"configurations, or download=True to fetch it from {self.homepage}/{self._source}."
             ) from error
-        found = kept.as_dataset()
-        return found
+        return kept.as_dataset()
 
 
 @final
@@ -185,7 +169,7 @@ class Torchvision(DatasetBuilder):
         self._split_names_given = tuple(split_names)
 
     def splits(self) -> Mapping[str, Callable[[], Examples]]:
-        kind = getattr(_package("torchvision.datasets", "torchvision", self.name), self.config or "", None)
+        kind = getattr(optional_module("torchvision.datasets", _USER, "torchvision"), self.config or "", None)
         if not inspect.isclass(kind):
             raise InvalidArgumentError(
                 f'"torchvision" needs the name of a class of torchvision.datasets, got {self.config!r}. Write '

@@ -24,7 +24,7 @@ from raydist.pipelines.ops.selection import SkipOp, TakeOp
 from raydist.pipelines.sources.memory import IndexedSourceOp
 from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.sources.table_files import FileSplitsOp, SplitFilesOp, TableFilesOp
-from raydist.pipelines.sources.torch_datasets import is_sample_reader, read_sample
+from raydist.pipelines.sources.torch_datasets import SampleReader
 from raydist.pipelines.stored.read import SavedFormat, saved_rows
 
 
@@ -75,7 +75,7 @@ def joined_rows(parts: Sequence[Rows], supervised: Supervised | None = None) -> 
     if all(op.random_access() is not None for op in ops):
         pieces = tuple((op, part.start, part.stop) for op, part in zip(ops, parts, strict=True))
         return Dataset(SliceOp(pieces, supervised))
-    if all(isinstance(op, MapOp) and is_sample_reader(op.fn) for op in ops):
+    if all(isinstance(op, MapOp) and isinstance(op.fn, SampleReader) for op in ops):
         return Dataset(_samples_op([op for op in ops if isinstance(op, MapOp)], parts, supervised))
     joined, *others = (_piece(op, part.start, part.stop) for op, part in zip(ops, parts, strict=True))
     for other in others:
@@ -87,14 +87,11 @@ def joined_rows(parts: Sequence[Rows], supervised: Supervised | None = None) -> 
 
 def _samples_op(ops: Sequence[MapOp], parts: Sequence[Rows], supervised: Supervised | None) -> MapOp:
     samples = _Samples(tuple((op.fn, part.start, part.stop) for op, part in zip(ops, parts, strict=True)), supervised)
-    read = read_sample(samples)
-    if read is None:
-        raise AssertionError("raydist bug: these samples must be readable by index.")
     output = None
     if all(op.output is not None for op in ops):
         spec = common_spec(ops)
         output = DeclaredOutput.parse(spec if supervised is None else supervised(spec))
-    return replace(ops[0], input=RangeOp(0, len(samples)), fn=read, output=output)
+    return replace(ops[0], input=RangeOp(0, len(samples)), fn=SampleReader(samples), output=output)
 
 
 def _piece(op: DatasetOp, start: int, stop: int) -> DatasetOp:

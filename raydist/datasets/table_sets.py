@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, final
@@ -123,9 +122,6 @@ class CensusIncomeKdd(_CensusBuilder):
     """The censuses of 1994 and 1995."""
 
     name = "census_income_kdd"
-    description = (
-        "299,285 persons of the censuses of 1994 and 1995 with 41 features; the label tells an income above 50,000."
-    )
     homepage = "https://archive.ics.uci.edu/dataset/117/census+income+kdd"
     source = "https://archive.ics.uci.edu/dataset/117/census+income+kdd"
     columns = _CENSUS_KDD
@@ -205,13 +201,12 @@ def _by_first(path: str | None, names: Sequence[str]) -> Mapping[int, Mapping[st
 
 def _movielens_rows(path: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     lines = _lines(path)
-    suffix = os.path.splitext(path)[1]
-    split: Callable[[str], list[str]] = _csv_fields
-    if suffix == ".dat":
-        split = operator.methodcaller("split", "::")
-    elif suffix == ".data":
-        split = operator.methodcaller("split", "\t")
-    else:
+    separator = {".dat": "::", ".data": "\t"}.get(os.path.splitext(path)[1])
+
+    def split(line: str) -> list[str]:
+        return next(csv.reader([line])) if separator is None else line.split(separator)
+
+    if separator is None:
         _, header = next(lines, (0, ""))
         names = [_MOVIELENS_NAMES.get(name, name) for name in split(header)]
         unknown = [name for name in names if name not in _MOVIELENS_COLUMNS]
@@ -221,10 +216,6 @@ def _movielens_rows(path: str, names: Sequence[str]) -> Iterator[dict[str, Any]]
     for number, line in lines:
         row = _converted(path, number, split(line), columns)
         yield {name: np.float32(value) if name == "rating" else value for name, value in row.items()}
-
-
-def _csv_fields(line: str) -> list[str]:
-    return next(csv.reader([line]))
 
 
 _NUMBERS = tuple(f"I{number}" for number in range(1, 14))

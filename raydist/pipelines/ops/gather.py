@@ -16,14 +16,14 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.ops.map import MapOp
-from raydist.pipelines.sources.torch_datasets import is_sample_reader
+from raydist.pipelines.sources.torch_datasets import SampleReader
 
 
 def picked_op(indices: DatasetOp, source: DatasetOp) -> DatasetOp | None:
     """Return the elements of `source` that `indices` name; None if `source` has no random access."""
     if source.random_access() is not None:
         return GatherOp(indices, source)
-    if isinstance(source, MapOp) and is_sample_reader(source.fn):  # its inputs are the indices
+    if isinstance(source, MapOp) and isinstance(source.fn, SampleReader):  # its inputs are the indices
         return replace(source, input=indices)
     return None
 

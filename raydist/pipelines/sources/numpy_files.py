@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import os
+from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
-
 from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.core.nest import LEAF, Structure, flatten, unflatten
-from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp
@@ -79,27 +79,35 @@ class NumpyFileOp(IndexedSourceOp):
     @cached_property
     def _access(self) -> RandomAccess:
         # Shared by all passes: compressed arrays are loaded, and checksums compared, once.
-        return _FileAccess(self.structure, self.arrays, self.verify)
+        return _NumpyAccess(self.arrays, self.structure, self.verify)
 
 
 @dataclass(frozen=True, eq=False)
-class _FileAccess(RandomAccess):
+class FileAccess(RandomAccess):
+    """The rows of arrays in files. An array has a `shape`, `load` and `require_whole`, as a StoredArray."""
+
     portable: ClassVar[bool] = True
-    structure: Structure
-    arrays: tuple[StoredArray, ...]
-    verify: bool = True
+    arrays: Sequence[Any]  # of one first dimension
 
     def __len__(self) -> int:
-        return self.arrays[0].shape[0]
+        return int(self.arrays[0].shape[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"structure": self.structure, "arrays": self.arrays, "verify": self.verify}  # without loaded arrays
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # without loaded arrays
+
+    def load(self) -> list[Any]:
+        """Return the arrays."""
+        return [array.load() for array in self.arrays]
+
+    @abstractmethod
+    def block(self, rows: Sequence[Any], count: int) -> Block:
+        """Return `count` elements, given their rows of each array."""
 
     @cached_property
-    def _loaded(self) -> list[np.ndarray[Any, Any]] | DataLossError:
+    def _loaded(self) -> list[Any] | DataLossError:
         """The arrays, or the error: a damaged file is not read again for each of its rows."""
         try:
-            return [array.load(verify=self.verify) for array in self.arrays]
+            return self.load()
         except DataLossError as loss:
             return loss.with_traceback(None)
 
@@ -107,9 +115,23 @@ class _FileAccess(RandomAccess):
         loaded = self._loaded
         if isinstance(loaded, DataLossError):
             raise copy.copy(loaded)
-        max(self.arrays, key=lambda array: (array.offset or 0) + array.num_bytes).require_whole()
-        columns = tuple(_rows(array, indices) for array in loaded)
-        return Block(self.structure, _specs(self.arrays), columns, len(indices))
+        for array in self.arrays:
+            array.require_whole()
+        rows = slice(int(indices[0]), int(indices[-1]) + 1) if is_consecutive(indices) else indices  # without a copy
+        return self.block([array[rows] for array in loaded], len(indices))
+
+
+@dataclass(frozen=True, eq=False)
+class _NumpyAccess(FileAccess):
+    structure: Structure
+    verify: bool = True
+
+    def load(self) -> list[Any]:
+        return [array.load(verify=self.verify) for array in self.arrays]
+
+    def block(self, rows: Sequence[Any], count: int) -> Block:
+        """Return the rows in native byte order, text as Python objects."""
+        return Block(self.structure, _specs(tuple(self.arrays)), tuple(map(as_leaf, rows)), count)
 
 
 def _describe(path: str, max_array_bytes: int | None) -> tuple[Structure, tuple[StoredArray, ...]]:
@@ -128,11 +150,3 @@ def _describe(path: str, max_array_bytes: int | None) -> tuple[Structure, tuple[
 
 def _specs(arrays: tuple[StoredArray, ...]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(array.shape[1:], array.dtype.newbyteorder("=")) for array in arrays)
-
-
-def _rows(array: np.ndarray[Any, Any], indices: Any) -> Column:
-    """Return the rows at `indices` in native byte order, text as Python objects. Consecutive rows are not copied."""
-    column: Column = as_leaf(
-        array[int(indices[0]) : int(indices[-1]) + 1] if is_consecutive(indices) else array[indices]
-    )
-    return column

@@ -26,17 +26,12 @@ _SAMPLES = 3  # number of samples that show the spec
 _QUICK_S = 0.2
 
 
-def read_sample(dataset: Any) -> Callable[[Any], Any] | None:
+def read_sample(dataset: Any) -> SampleReader | None:
     """Return the function that reads the sample of an index; None for samples that can only be iterated over."""
     # An IterableDataset inherits a `__getitem__` that only raises.
     if _is_torchs(dataset, "IterableDataset") or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         return None
-    return _Sample(dataset)
-
-
-def is_sample_reader(fn: Callable[..., Any]) -> bool:
-    """Return True if `read_sample` returned `fn`."""
-    return isinstance(fn, _Sample)
+    return SampleReader(dataset)
 
 
 def iterable_samples_op(dataset: Any, output_signature: Any) -> DatasetOp:
@@ -64,7 +59,9 @@ def _is_torchs(value: Any, name: str) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sample:
+class SampleReader:
+    """A function that reads the sample of an index of a map-style dataset."""
+
     dataset: Any
 
     def __call__(self, index: Any) -> Any:
