@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -58,19 +57,8 @@ def _with_parts(column: FeatureColumn, adapted: Mapping[int, FeatureColumn]) -> 
     return replace(column, **changed) if changed else column  # type: ignore[type-var]  # a dataclass
 
 
-class _Statistic(ABC):
-    """A statistic of the feature of one column."""
-
-    @abstractmethod
-    def update(self, batch: FeatureBatch) -> None:
-        """Add a batch, or one element."""
-
-    @abstractmethod
-    def adapted(self, column: Any) -> FeatureColumn:
-        """Return the column, whose parts are adapted, with what was found."""
-
-
-def _statistic(column: FeatureColumn) -> _Statistic | None:
+def _statistic(column: FeatureColumn) -> Moments | Quantiles | TermCounts | None:
+    """Return the statistic that a column asks for: `update` adds a batch, `adapted` returns the column with it."""
     match column:
         case NumericColumn(normalizer_fn=Normalization(mean=None)):
             return Moments(column)
@@ -92,7 +80,7 @@ def _vectors(column: NumericColumn, batch: FeatureBatch) -> Array:
 
 
 @final
-class Moments(_Statistic):
+class Moments:
     """Mean and variance of each value of a numeric column, in float64, without NaN."""
 
     def __init__(self, column: NumericColumn) -> None:
@@ -111,7 +99,7 @@ class Moments(_Statistic):
         self._means += away * counts / totals
         self._counts += counts
 
-    def adapted(self, column: NumericColumn) -> FeatureColumn:
+    def adapted(self, column: Any) -> Any:
         variances = self._squares / np.maximum(self._counts, 1)
         return replace(column, normalizer_fn=Normalization(tuple(self._means), tuple(variances)))
 
@@ -122,7 +110,7 @@ _NONE: _Weighted = (np.zeros(0), np.zeros(0))
 
 
 @final
-class Quantiles(_Statistic):
+class Quantiles:
     """Quantiles of the values of a numeric column, without NaN.
 
     All values are kept while there are at most `most` different ones. More become a block of `fewer` values, which
@@ -182,15 +170,15 @@ class Quantiles(_Statistic):
         # As numpy rounds it: from the nearer end.
         return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share)), values
 
-    def adapted(self, column: BucketizedColumn) -> FeatureColumn:
-        count = column.boundaries.num_buckets  # type: ignore[union-attr]  # not known yet
+    def adapted(self, column: Any) -> Any:
+        count = column.boundaries.num_buckets
         found, values = self.at(np.arange(1, count) / count)
         if not len(values):
             raise InvalidArgumentError(f"The data must have a value of {self._column.key!r}, got none, or NaN alone.")
         found = found[found > values[0]] if found[-1] > values[0] else values[1:2]  # else most are the smallest one
         found = np.unique(found)
         if self._is_normalized_later:
-            found = np.unique(column.source_column.normalizer_fn(found))  # type: ignore[misc]  # there is one
+            found = np.unique(column.source_column.normalizer_fn(found))
         return replace(column, boundaries=tuple(found.tolist()))
 
 
@@ -207,7 +195,7 @@ def _pruned(block: _Weighted, count: int) -> _Weighted:
 
 
 @final
-class TermCounts(_Statistic):
+class TermCounts:
     """Counts of the terms of a feature; with more than `most` different ones, of the frequent ones."""
 
     def __init__(self, column: VocabularyColumn, most: int = _MOST_TERMS) -> None:
@@ -230,8 +218,8 @@ class TermCounts(_Statistic):
             middle = sorted(self._counts.values(), reverse=True)[self._most // 2]
             self._counts = Counter({term: count - middle for term, count in self._counts.items() if count > middle})
 
-    def adapted(self, column: VocabularyColumn) -> FeatureColumn:
-        wanted: Any = column.vocabulary_list
+    def adapted(self, column: Any) -> Any:
+        wanted = column.vocabulary_list
         kept = sorted((-count, term) for term, count in self._counts.items() if count >= wanted.min_count)
         if not kept:
             raise InvalidArgumentError(f"The data must have a term of {column.key!r}, got none for {wanted}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -16,7 +16,6 @@ from raydist.feature.columns import (
     CategoricalColumn,
     FeatureBatch,
     Ids,
-    PartColumn,
     float_array,
     known,
     number_dtype,
@@ -277,7 +276,7 @@ class IdentityColumn(KeyColumn):
 
 @final
 @dataclass(frozen=True)
-class WeightedColumn(PartColumn, CategoricalColumn):
+class WeightedColumn(CategoricalColumn):
     """The ids of a column, with a weight for each from another feature.
 
     Args:
@@ -308,9 +307,8 @@ class WeightedColumn(PartColumn, CategoricalColumn):
         set_fields(self, dtype=number_dtype(self.dtype))
 
     @property
-    def kind(self) -> str:  # type: ignore[override]  # a class constant elsewhere
-        """The end of the column's name."""
-        return f"weighted_by_{self.weight_feature_key}"
+    def name(self) -> str:
+        return f"{self.categorical_column.name}_weighted_by_{self.weight_feature_key}"
 
     @property
     def parse_example_spec(self) -> dict[str, Any]:
@@ -396,8 +394,9 @@ class CrossedColumn(CategoricalColumn):
         return self.hash_bucket_size
 
     def ids(self, batch: FeatureBatch) -> Ids:
-        rows = [batch.rows(leaf) if isinstance(leaf, str) else batch.ids(leaf)[0].as_ragged() for leaf in self.leaves]
         # TensorFlow's kernel gets sparse and dense features as two lists, and crosses the sparse ones first.
+        columns = (leaf if isinstance(leaf, str) else batch.ids(leaf)[0] for leaf in self.leaves)
+        rows = [batch.rows(each) if isinstance(each, str) else replace(each, places=None) for each in columns]
         rows.sort(key=lambda each: each.places is not None)
         hashes = crossed(rows, self.hash_key or _DEFAULT_HASH_KEY, self.name)
         return hashes.with_values((hashes.values % np.uint64(self.hash_bucket_size)).astype(np.int64)), None
@@ -411,7 +410,7 @@ def _id_dtype(dtype: Any) -> str:
 
 
 def _terms(given: Any, key: str) -> tuple[Any, ...]:
-    plain = given.tolist() if isinstance(given, np.ndarray) else given
+    plain = given.tolist() if isinstance(given, np.ndarray) else given if isinstance(given, list | tuple) else ()
     terms = tuple(term.decode("utf-8", "surrogateescape") if isinstance(term, bytes) else term for term in plain)
     is_text = bool(terms) and all(isinstance(term, str) for term in terms)
     if not is_text and not (terms and all(isinstance(term, int | np.integer) for term in terms)):

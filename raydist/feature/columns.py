@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 
@@ -66,7 +66,8 @@ class FeatureColumn(ABC):
     @property
     def parts(self) -> tuple[Any, ...]:
         """The columns, or keys of features of strings, that the column is made of."""
-        return ()
+        values = (getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]  # a dataclass
+        return tuple(value for value in values if isinstance(value, FeatureColumn))
 
     @property
     def parse_example_spec(self) -> dict[str, Any]:
@@ -111,26 +112,6 @@ class CategoricalColumn(FeatureColumn):
         """
         ids, weights = batch.ids(self)
         return ids.padded(-1) if weights is None else {"ids": ids.padded(-1), "weights": weights.padded(0)}
-
-
-class PartColumn(FeatureColumn):
-    """A column that is made of one categorical column.
-
-    Attributes:
-        categorical_column: This column.
-    """
-
-    categorical_column: CategoricalColumn
-    kind: ClassVar[str]
-    """The end of the column's name."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.categorical_column.name}_{self.kind}"
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return (self.categorical_column,)
 
 
 @final
@@ -235,10 +216,6 @@ class BucketizedColumn(CategoricalColumn):
         return f"{self.source_column.name}_bucketized"
 
     @property
-    def parts(self) -> tuple[Any, ...]:
-        return (self.source_column,)
-
-    @property
     def num_buckets(self) -> int:  # type: ignore[override]  # a field elsewhere
         """Number of ids."""
         return int(self.source_column.shape[0]) * (len(known(self, self.boundaries)) + 1)
@@ -257,7 +234,7 @@ class BucketizedColumn(CategoricalColumn):
 
 @final
 @dataclass(frozen=True)
-class IndicatorColumn(PartColumn):
+class IndicatorColumn(FeatureColumn):
     """The number of times each id occurs in a row, or the sum of its weights: float32 (rows, num_buckets).
 
     Args:
@@ -275,10 +252,13 @@ class IndicatorColumn(PartColumn):
     """
 
     categorical_column: CategoricalColumn
-    kind: ClassVar[str] = "indicator"
 
     def __post_init__(self) -> None:
         require_categorical(self.categorical_column)
+
+    @property
+    def name(self) -> str:
+        return f"{self.categorical_column.name}_indicator"
 
     def transform(self, batch: FeatureBatch) -> Array:
         ids, weights = batch.ids(self.categorical_column)
@@ -291,7 +271,7 @@ class IndicatorColumn(PartColumn):
 
 @final
 @dataclass(frozen=True)
-class EmbeddingColumn(PartColumn):
+class EmbeddingColumn(FeatureColumn):
     """Ids whose rows of a table `rd.DenseFeatures` learns and combines.
 
     Args:
@@ -325,7 +305,6 @@ class EmbeddingColumn(PartColumn):
     max_norm: float | None = None
     trainable: bool = True
     sharded: bool = False
-    kind: ClassVar[str] = "embedding"
 
     def __post_init__(self) -> None:
         require_categorical(self.categorical_column)
@@ -337,6 +316,10 @@ class EmbeddingColumn(PartColumn):
                 f"initializer must be a function that fills a tensor, and None with sharded=True, got "
                 f"{self.initializer!r:.100} with sharded={self.sharded}."
             )
+
+    @property
+    def name(self) -> str:
+        return f"{self.categorical_column.name}_embedding"
 
     def transform(self, batch: FeatureBatch) -> Any:
         """Return what the categorical column's `transform` returns."""

@@ -45,12 +45,7 @@ def write_columns(path: Any, columns: Iterable[FeatureColumn]) -> None:
     document = {"format": _FORMAT, "version": _VERSION, "sha256": _digest(content), "content": content}
     directory, name = directory_of_file(path_text(path), "A feature space")
     directory.make()
-    data = json.dumps(document).encode()
-
-    def write(file: Any) -> None:
-        file.write(data)
-
-    directory.replace_by(name, write)
+    directory.replace(name, json.dumps(document).encode())
 
 
 def _digest(content: Any) -> str:

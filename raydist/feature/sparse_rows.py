@@ -71,10 +71,6 @@ class SparseRows:
         """Return the same rows with other values."""
         return replace(self, values=values)
 
-    def as_ragged(self) -> Self:
-        """Return the same rows, of no dense array."""
-        return replace(self, places=None)
-
     def without_missing(self) -> Self:
         """Drop the entries of a dense array that stand for no value: -1, or an empty string."""
         if self.places is None:
@@ -152,7 +148,7 @@ def _array(values: Any) -> Array:
 
 
 def _values(array: Array, key: str) -> Any:
-    if array.dtype.kind in "iu":
+    if array.dtype.kind in "iu" or not len(array):  # without values, a list has the dtype of floats
         return array.astype(np.int64)
     if array.dtype.kind not in "OSU":
         raise SpecError(f"Values of {key!r} must be integers or strings, got {array.dtype}. Convert them in a map.")

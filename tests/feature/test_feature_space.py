@@ -156,6 +156,20 @@ def test_ragged_and_sparse_features_are_the_same(rows: list[list[int]]) -> None:
     ]
 
 
+def test_features_without_values() -> None:
+    columns = (
+        fc.categorical_column_with_hash_bucket("x", 9),
+        fc.categorical_column_with_vocabulary_list("x", ["a"], num_oov_buckets=1),
+        fc.categorical_column_with_identity("x", 3),
+        fc.crossed_column(["x", "x"], 9),
+    )
+    for column in columns:
+        assert one(column, {"x": []}).shape == (0, 1)
+        assert one(column, {"x": [[], []]}).tolist() == [[-1], [-1]]
+        element = fc.FeatureSpace([column]).transform({"x": []}, batched=False)
+        assert element[column.name].tolist() == [-1]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc "), st.integers(-1, 3), NUMBERS), min_size=1))
 def test_elements_give_the_rows_of_batches(rows: list[tuple[str, int, float]]) -> None:
     word = fc.categorical_column_with_hash_bucket("word", 7)
@@ -404,6 +418,8 @@ MAKING: list[tuple[str, str]] = [
     ("fc.categorical_column_with_hash_bucket('x', 3, 'float32')", "'string' or an integer one, got 'float32'"),
     ("fc.categorical_column_with_vocabulary_list('x', [])", "strings, or integers, got \\[\\]"),
     ("fc.categorical_column_with_vocabulary_list('x', ['a', 1])", "strings, or integers"),
+    ("fc.categorical_column_with_vocabulary_list('x', 'ab')", "strings, or integers, got 'ab'"),
+    ("fc.categorical_column_with_vocabulary_list('x', {'a', 'b'})", "strings, or integers"),
     ("fc.categorical_column_with_vocabulary_list('x', ['a', b'a'])", "must differ, got 1 of them again"),
     ("fc.categorical_column_with_vocabulary_list('x', ['a'], 'int64')", "that of its terms, string, got int64"),
     ("fc.categorical_column_with_vocabulary_list('x', ['a'], None, 0, 1)", "got 1 and 0. Leave one"),
