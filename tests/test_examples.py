@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import raydist as rd
+from tests.datasets.image_files import write_idx
 from tests.ray_head import free_ports
 from tests.shared_scripts import EXAMPLES, Scripts
 
@@ -151,6 +152,22 @@ def test_plain_pytorch_learns_digits_of_sklearn_or_of_a_file(tmp_path: Path, scr
     images, labels = draw.integers(0, 256, (60, 12, 16), dtype=np.uint8), draw.integers(0, 10, 60, dtype=np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
     results_in(scripts.run("digits_torch.py", "--data", str(tmp_path / "images.npz"), "--smoke"))
+
+
+def test_images_are_loaded_by_name_and_curves_written(tmp_path: Path, scripts: Scripts) -> None:
+    draw = np.random.default_rng(0)
+    images, labels = draw.integers(0, 256, (300, 28, 28), dtype=np.uint8), np.arange(300, dtype=np.uint8) % 10
+    np.savez(tmp_path / "mnist10k.npz", images=images, labels=labels)
+    for prefix, count in (("train", 60), ("t10k", 20)):
+        write_idx(tmp_path, prefix, count)
+    for name, sizes in {"digits": "'train': 1797", "mnist": "'test': 20", "mnist10k": "'test': 60"}.items():
+        logs = tmp_path / f"logs-{name}"
+        output = scripts.run(
+            "mnist_by_name.py", "--name", name, "--data-dir", str(tmp_path), "--logs", str(logs), "--smoke"
+        )
+        assert re.search(rf"^{name}: .*{sizes}}}, classes .*0.*, .*9.*$", output, re.MULTILINE), output
+        assert re.search(r"^test accuracy: [01]\.\d{3}$", output, re.MULTILINE), output
+        assert any("val" in str(file) for file in logs.rglob("events.out.*"))
 
 
 def test_clusters_of_digits_are_drawn(tmp_path: Path, scripts: Scripts) -> None:
