@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raydist import serve as serve
     from raydist import summary as summary
     from raydist import text as text
+    from raydist import tune as tune
     from raydist import video as video
     from raydist.checkpoints.checkpoint import Checkpoint as Checkpoint
     from raydist.checkpoints.listing import checkpoints_iterator as checkpoints_iterator
@@ -152,6 +153,7 @@ if TYPE_CHECKING:
     from raydist.training.metrics import Mean as Mean
     from raydist.training.model import Model as Model
     from raydist.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
+    from raydist.tune import TuneReportCallback as TuneReportCallback
 
 __version__ = "0.2.0"
 
@@ -272,6 +274,7 @@ _MODULE_OF = {
     "UNKNOWN_CARDINALITY": "raydist.core.values",
     "UnavailableError": "raydist.core.errors",
     "ValueContext": "raydist.context.strategy_values",
+    "TuneReportCallback": "raydist.tune",
     "VarLenFeature": "raydist.pipelines.tf_example.features",
     "WandbLogger": "raydist.training.callbacks.experiment_loggers",
     "clip_grad_norm_": "raydist.sharding.clipping",
@@ -297,6 +300,7 @@ _MODULE_OF = {
     "summary": "raydist",
     "set_aggregation": "raydist.mirroring.aggregation",
     "text": "raydist",
+    "tune": "raydist",
     "video": "raydist",
     "with_tensors": "raydist.pipelines.elements.tensor_functions",
 }

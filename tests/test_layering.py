@@ -28,6 +28,7 @@ LAYERS = (
     {"strategies"},
     {"training", "ml"},
     {"serve"},
+    {"tune"},
     {"testing"},
 )
 
@@ -69,6 +70,7 @@ RAY_ALLOWED = (
     *("raydist.actors", "raydist.cluster", "raydist.serve", "raydist.tpu_slices"),
     "raydist.collectives.ray_backend",
     "raydist.compat.ray_internals",
+    "raydist.tune",
 )
 WITHOUT_TORCH = ("core", "options", "pipelines", "feature", "image", "text", "video", "dataset", "datasets")
 TORCH_AT_IMPORT = (

@@ -15,7 +15,7 @@ from raydist.checkpoints.run_directory import remove_checkpoint
 from raydist.core.errors import InvalidArgumentError
 from raydist.distributed_dataset import DistributedDataset
 from raydist.pipelines.stored.directory_files import directory_files
-from raydist.training.callbacks.callback import Callback
+from raydist.training.callbacks.callback import Callback, FitSaver
 from raydist.training.callbacks.checkpoint_callbacks import BackupAndRestore
 from raydist.training.settings import Trainee
 
@@ -218,10 +218,10 @@ class FitManager:
 class FitCheckpoints:
     """All checkpoint managers of one `fit`. The first one that finds a checkpoint restores it."""
 
-    def __init__(self, managers: Sequence[FitManager], state: FitState) -> None:
+    def __init__(self, managers: Sequence[FitSaver], state: FitState) -> None:
         self._managers = managers
         self._state = state
-        self._source: FitManager | None = None
+        self._source: FitSaver | None = None
 
     def restore(self) -> bool:
         """Restore the newest checkpoint; return True if there was one."""
@@ -291,7 +291,7 @@ def open_checkpoints(
     def new_checkpoint() -> Checkpoint:
         return Checkpoint(gradients=accumulation is not None, **objects, **{_GROUP: group})
 
-    managers: list[FitManager] = []
+    managers: list[FitSaver] = []
     if isinstance(checkpoint, CheckpointManager):
         stack.enter_context(_adding(checkpoint, objects, group, needs_gradients=accumulation is not None))
         within = checkpoint.checkpoint_interval is not None or checkpoint.interval_s is not None
@@ -315,6 +315,8 @@ def open_checkpoints(
                 delete=backup._deletes,
             )
         )
+    savers = (callback._saver(new_checkpoint, lambda: state.drawn) for callback in callbacks)
+    managers += [saver for saver in savers if saver is not None]
     return FitCheckpoints(managers, state)
 
 

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.training.callbacks.hooks import PredictHooks, TestHooks, TrainHooks
 
 if TYPE_CHECKING:
+    from raydist.checkpoints.checkpoint import Checkpoint
     from raydist.distributed_dataset import DistributedDataset
+
+
+class FitSaver(Protocol):
+    """Saves a `fit` while it runs, and restores it; called after all callbacks."""
+
+    def restore(self) -> str | None:
+        """Restore the newest checkpoint; return its path, or None if there is none. May be called again."""
+
+    def after_execution(self) -> None:
+        """Save if due, after an execution and all callbacks."""
+
+    def after_epoch(self, logs: dict[str, Any]) -> None:
+        """Save if due, after an epoch and all callbacks."""
+
+    def finish(self) -> None:
+        """Clean up after training has ended normally and callbacks were called."""
 
 
 class Callback(TrainHooks, TestHooks, PredictHooks):
@@ -88,6 +105,10 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
 
     def _end_epoch(self) -> None:
         """Record the end of an epoch's training, before its iterator is closed."""
+
+    def _saver(self, new_checkpoint: Callable[[], Checkpoint], batches: Callable[[], int]) -> FitSaver | None:
+        """Return a saver of the `fit`, if this callback needs one; `batches` returns the number of batches done."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the callback's state for checkpoints: `fit(checkpoint=)` saves it.

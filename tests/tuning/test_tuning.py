@@ -1,0 +1,249 @@
+"""Trials of Ray Tune on strategies: what they use is in their placement group, and gone when they end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from ray.util.placement_group import placement_group_table
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+import raydist as rd
+from tests.conftest import live_actors
+from tests.shared_files import shared_files
+from tests.waiting import wait_until
+
+SMALL = {"CPU": 0.01}
+PLACES: dict[str, Any] = {"num_replicas": 2, "resources_per_replica": SMALL, "driver_resources": SMALL}
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+
+
+def results_of(trainable: Any, folder: Path, space: dict[str, Any], config: tune.TuneConfig, **run: Any) -> Any:
+    """The results of a Tuner, whose trials leave nothing behind."""
+    groups, actors, files = living_groups(), live_actors(), files_of_raydist()
+    run_config = tune.RunConfig(storage_path=str(folder), verbose=0, **run)
+    results = tune.Tuner(trainable, param_space=space, tune_config=config, run_config=run_config).fit()
+    wait_until(lambda: living_groups() <= groups and live_actors() <= actors, 20)
+    assert files_of_raydist() <= files
+    return results
+
+
+def living_groups() -> set[str]:
+    return {key for key, group in placement_group_table().items() if group["state"] != "REMOVED"}
+
+
+def files_of_raydist() -> set[str]:
+    return shared_files() | {path.name for path in Path(tempfile.gettempdir()).glob("raydist-tune-*")}
+
+
+def group_of(_: Any = 0) -> str:
+    """The placement group of this process."""
+    return str(ray.get_runtime_context().get_placement_group_id())
+
+
+def compiled(strategy: rd.Strategy, lr: float) -> rd.Model:
+    torch.manual_seed(0)
+    with strategy.scope():
+        module = nn.Linear(1, 1)
+        model = rd.Model(module)
+        model.compile(torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9), nn.MSELoss())
+    return model
+
+
+def line() -> rd.Dataset:
+    x = torch.arange(16.0)[:, None].numpy() / 16
+    return rd.Dataset.from_tensor_slices((x, 2 * x)).shuffle(16, seed=1).batch(4)
+
+
+class FailsOnce(rd.Callback):
+    """Raises in an epoch, unless a file says that it has raised already."""
+
+    def __init__(self, epoch: int, mark: Path) -> None:
+        self._epoch, self._mark = epoch, mark
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        if epoch == self._epoch and not self._mark.exists():
+            self._mark.touch()
+            raise ValueError("as planned")
+
+
+class Marked:
+    """A strategy that leaves a file once it is closed."""
+
+    def __init__(self, folder: Path, num_replicas: int, **options: Any) -> None:
+        self._mark = folder / f"closed-{tune.get_context().get_trial_id()}"
+        self._strategy = rd.MirroredStrategy(num_replicas, **options)
+
+    def __enter__(self) -> rd.Strategy:
+        return self._strategy.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._strategy.close()
+        self._mark.touch()
+
+
+def train_line(config: dict[str, Any], strategy: rd.Strategy) -> None:
+    """Three epochs; or as many as Tune allows."""
+    folder = Path(config["folder"])
+    callbacks: list[rd.Callback] = [rd.TuneReportCallback({"loss": "loss"})]
+    if config["kind"] == "fails":
+        callbacks.append(FailsOnce(2, folder / "failed"))
+    if config["kind"] == "whole":
+        options = rd.InputOptions(num_input_workers=1, resources_per_input_worker=SMALL)
+        batches = strategy.distribute_dataset(rd.Dataset.range(2).map(group_of).batch(2), options)
+        on_workers = {str(name) for batch in batches for part in strategy.local_results(batch) for name in part}
+        on_replicas = {str(value) for value in strategy.local_results(strategy.run(group_of))}
+        (folder / "groups").write_text(json.dumps([[group_of()], sorted(on_replicas), sorted(on_workers)]))
+    model = compiled(strategy, 0.1)
+    model.fit(line(), epochs=100 if config["kind"] == "stopped" else 3, callbacks=callbacks, verbose=False)
+
+
+def test_trials_resume_and_those_that_end_by_themselves_or_are_stopped_leave_nothing(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    with rd.MirroredStrategy(2, resources_per_replica=SMALL) as strategy:
+        losses = compiled(strategy, 0.1).fit(line(), epochs=3, verbose=False).history["loss"]
+    trainable = rd.tune.trainable(
+        train_line,
+        strategy=lambda n, **options: Marked(tmp_path, n, **options),
+        num_input_workers=1,
+        resources_per_input_worker=SMALL,
+        **PLACES,
+    )
+    space = {"kind": tune.grid_search(["whole", "fails", "stopped"]), "folder": str(tmp_path)}
+    results = results_of(
+        trainable,
+        tmp_path / "results",
+        space,
+        tune.TuneConfig(),
+        failure_config=tune.FailureConfig(max_failures=1),
+        stop={"training_iteration": 3},
+    )
+    assert not results.errors
+    reported = {result.config["kind"]: list(result.metrics_dataframe["loss"]) for result in results}
+    # The stopped one has as many epochs as the others, and none more; the one that failed repeats none.
+    assert reported == {"whole": losses, "fails": losses, "stopped": losses}
+    assert len(list(tmp_path.glob("closed-*"))) == 3, "a trial ends when its strategy is closed"
+    (driver,), on_replicas, on_workers = json.loads((tmp_path / "groups").read_text())
+    assert driver not in ("", "None")
+    assert on_replicas == on_workers == [driver]
+
+
+def train_digits(config: dict[str, Any], strategy: rd.Strategy) -> None:
+    train, test = rd.load("digits", ["train[:80%]", "train[80%:]"], as_supervised=True)
+    torch.manual_seed(config["seed"])
+    with strategy.scope():
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        model = rd.Model(module)
+        model.compile(
+            torch.optim.AdamW(module.parameters(), lr=config["lr"]),
+            nn.CrossEntropyLoss(),
+            metrics=[MulticlassAccuracy(10, average="micro")],
+        )
+    batches = train.shuffle(2000, seed=0).batch(32).map(scaled)
+    report = rd.TuneReportCallback({"accuracy": "val_multiclass_accuracy"})
+    model.fit(batches, validation_data=test.batch(128).map(scaled), epochs=12, callbacks=[report], verbose=False)
+
+
+def scaled(images: Any, labels: Any) -> Any:
+    return images.astype("float32") / 16, labels
+
+
+@pytest.mark.long
+def test_asha_finds_a_good_learning_rate_and_stops_bad_ones(ray_cluster: None, tmp_path: Path) -> None:
+    rates = [1e-6, 3e-3, 1e-5, 1e-3, 1e-4, 3e-2, 3e-6, 1e-2, 3e-5, 3e-4, 1.0, 0.3]
+    scheduler = ASHAScheduler(max_t=12, grace_period=2, reduction_factor=3)
+    config = tune.TuneConfig(metric="accuracy", mode="max", scheduler=scheduler, max_concurrent_trials=3)
+    trainable = rd.tune.trainable(train_digits, **PLACES)
+    results = results_of(trainable, tmp_path, {"lr": tune.grid_search(rates), "seed": 0}, config)
+    assert not results.errors
+    assert len(results) == 12
+    epochs = [result.metrics["training_iteration"] for result in results]
+    assert min(epochs) == 2, "ASHA stopped some"
+    assert max(epochs) == 12
+    best = max(max(result.metrics_dataframe["accuracy"]) for result in results)
+    print(f"best accuracy {best:.4f}, epochs {sorted(epochs)}")
+    assert best >= 0.97
+
+
+def train_with_rate(config: dict[str, Any], strategy: rd.Strategy) -> None:
+    model = compiled(strategy, config["lr"])
+    rate = rd.LearningRateScheduler(lambda epoch, _: config["lr"])
+    model.fit(line(), epochs=8, callbacks=[rd.TuneReportCallback(), rate], verbose=False)
+
+
+@pytest.mark.long
+def test_population_based_training_goes_on_with_the_weights_of_another_trial(ray_cluster: None, tmp_path: Path) -> None:
+    scheduler = PopulationBasedTraining(
+        perturbation_interval=2,
+        quantile_fraction=0.5,
+        resample_probability=0,
+        hyperparam_mutations={"lr": tune.uniform(0.0, 1.0)},
+        synch=True,
+    )
+    config = tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler, reuse_actors=True)
+    trainable = rd.tune.trainable(train_with_rate, **PLACES)
+    results = results_of(trainable, tmp_path, {"lr": tune.grid_search([1e-5, 0.05])}, config)
+    assert not results.errors
+    bad, _ = sorted(results, key=lambda result: result.config["lr"] if result.config["lr"] < 1e-3 else 1.0)
+    frame = {result.path: result.metrics_dataframe for result in results}
+    started_badly = next(each for each in frame.values() if each["learning_rate"].iloc[0] == 1e-5)
+    # It goes on from the other one's weights, and with a rate of its own.
+    assert started_badly["loss"].iloc[-1] < 0.1 * started_badly["loss"].iloc[0]
+    assert started_badly["learning_rate"].iloc[-1] in (pytest.approx(0.05 * 1.2), pytest.approx(0.05 * 0.8))
+
+
+def report_each_three_batches(config: dict[str, Any], strategy: rd.Strategy) -> None:
+    callback = rd.TuneReportCallback(["loss"], report_freq=3, save_checkpoints=False)
+    compiled(strategy, 0.1).fit(line(), epochs=2, callbacks=[callback], verbose=False)
+    if config["wrong"]:
+        compiled(strategy, 0.1).fit(line(), callbacks=[rd.TuneReportCallback("accuracy")], verbose=False)
+
+
+@pytest.mark.long
+def test_reports_after_so_many_batches_and_names_logs_that_are_missing(ray_cluster: None, tmp_path: Path) -> None:
+    trainable = rd.tune.trainable(
+        report_each_three_batches, strategy=lambda n: rd.OneDeviceStrategy("cpu"), driver_resources=SMALL
+    )
+    results = results_of(trainable, tmp_path, {"wrong": tune.grid_search([False, True])}, tune.TuneConfig())
+    assert [len(result.metrics_dataframe) for result in results] == [2, 2]  # of 8 batches
+    assert [result.checkpoint for result in results] == [None, None]
+    (error,) = results.errors
+    assert "metrics must name numbers that fit logs, which are ['loss'], got ['accuracy']" in str(error)
+
+
+def test_wrong_arguments_and_a_fit_without_a_trial_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="num_replicas must be an integer >= 1, got 0"):
+        rd.tune.trainable(train_line, num_replicas=0)
+    with pytest.raises(rd.InvalidArgumentError, match="strategy must be a function"):
+        rd.tune.trainable(train_line, strategy="mirrored")  # type: ignore[arg-type]
+    with pytest.raises(rd.InvalidArgumentError, match='report_freq must be "epoch" or a number of batches'):
+        rd.TuneReportCallback(report_freq=0)
+    with rd.OneDeviceStrategy("cpu") as strategy:
+        model = compiled(strategy, 0.1)
+        with pytest.raises(rd.FailedPreconditionError, match="and this process runs none"):
+            model.fit(line(), callbacks=[rd.TuneReportCallback()], verbose=False)
+    monkeypatch.setitem(sys.modules, "ray.tune", None)
+    with pytest.raises(rd.FailedPreconditionError, match=r"pip install 'raydist\[tune\]'"):
+        rd.tune.trainable(train_line)
