@@ -9,6 +9,7 @@ from typing import final
 
 import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group, placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raydist.cluster.placement import describe_amounts
 from raydist.compat.ray_internals import free_resources
@@ -51,6 +52,18 @@ def captured_group() -> PlacementGroup | None:
     captures = ray.get_runtime_context().should_capture_child_tasks_in_placement_group
     group: PlacementGroup | None = get_current_placement_group() if captures else None
     return group
+
+
+def on_node(node_id: str) -> NodeAffinitySchedulingStrategy | PlacementGroupSchedulingStrategy:
+    """Return Ray's scheduling for an actor on a node: in the captured group if that has a bundle there.
+
+    The actor's children are then in the group, too.
+    """
+    group = captured_group()
+    hosts = () if group is None else _hosts_of(group)
+    if node_id not in hosts:
+        return NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return PlacementGroupSchedulingStrategy(group, hosts.index(node_id), placement_group_capture_child_tasks=True)
 
 
 def reserve_within(

@@ -36,7 +36,6 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
-    monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 
 
 def results_of(trainable: Any, folder: Path, space: dict[str, Any], config: tune.TuneConfig, **run: Any) -> Any:
@@ -77,14 +76,15 @@ def line() -> rd.Dataset:
 
 
 class FailsOnce(rd.Callback):
-    """Raises in an epoch, unless a file says that it has raised already."""
+    """Writes each epoch that begins into a file, and raises at the first third one."""
 
-    def __init__(self, epoch: int, mark: Path) -> None:
-        self._epoch, self._mark = epoch, mark
+    def __init__(self, file: Path) -> None:
+        self._file = file
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        if epoch == self._epoch and not self._mark.exists():
-            self._mark.touch()
+        with self._file.open("a") as file:
+            file.write(str(epoch))
+        if self._file.read_text() == "012":
             raise ValueError("as planned")
 
 
@@ -108,7 +108,7 @@ def train_line(config: dict[str, Any], strategy: rd.Strategy) -> None:
     folder = Path(config["folder"])
     callbacks: list[rd.Callback] = [rd.TuneReportCallback({"loss": "loss"})]
     if config["kind"] == "fails":
-        callbacks.append(FailsOnce(2, folder / "failed"))
+        callbacks.append(FailsOnce(folder / "epochs"))
     if config["kind"] == "whole":
         options = rd.InputOptions(num_input_workers=1, resources_per_input_worker=SMALL)
         batches = strategy.distribute_dataset(rd.Dataset.range(2).map(group_of).batch(2), options)
@@ -116,13 +116,19 @@ def train_line(config: dict[str, Any], strategy: rd.Strategy) -> None:
         on_replicas = {str(value) for value in strategy.local_results(strategy.run(group_of))}
         (folder / "groups").write_text(json.dumps([[group_of()], sorted(on_replicas), sorted(on_workers)]))
     model = compiled(strategy, 0.1)
-    model.fit(line(), epochs=100 if config["kind"] == "stopped" else 3, callbacks=callbacks, verbose=False)
+    epochs = 100 if config["kind"] == "stopped" else 3
+    history = model.fit(line(), epochs=epochs, callbacks=callbacks, verbose=False)
+    (folder / f"losses-{config['kind']}").write_text(json.dumps(history.history["loss"]))
+
+
+def stops_third_epoch(trial_id: str, result: dict[str, Any]) -> bool:
+    return result["config"]["kind"] == "stopped" and result["training_iteration"] == 3
 
 
 def test_trials_resume_and_those_that_end_by_themselves_or_are_stopped_leave_nothing(
     ray_cluster: None, tmp_path: Path
 ) -> None:
-    with rd.MirroredStrategy(2, resources_per_replica=SMALL) as strategy:
+    with rd.OneDeviceStrategy("cpu") as strategy:
         losses = compiled(strategy, 0.1).fit(line(), epochs=3, verbose=False).history["loss"]
     trainable = rd.tune.trainable(
         train_line,
@@ -138,16 +144,18 @@ def test_trials_resume_and_those_that_end_by_themselves_or_are_stopped_leave_not
         space,
         tune.TuneConfig(),
         failure_config=tune.FailureConfig(max_failures=1),
-        stop={"training_iteration": 3},
+        stop=stops_third_epoch,
     )
     assert not results.errors
-    reported = {result.config["kind"]: list(result.metrics_dataframe["loss"]) for result in results}
-    # The stopped one has as many epochs as the others, and none more; the one that failed repeats none.
-    assert reported == {"whole": losses, "fails": losses, "stopped": losses}
+    last = [(result.metrics["training_iteration"], result.metrics["loss"]) for result in results]
+    assert last == [(3, pytest.approx(losses[-1]))] * 3
+    found = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("losses-*")}
+    assert found == {"losses-whole": pytest.approx(losses), "losses-fails": found["losses-whole"]}
+    assert (tmp_path / "epochs").read_text() == "0122", "it goes on from its last checkpoint"
     assert len(list(tmp_path.glob("closed-*"))) == 3, "a trial ends when its strategy is closed"
     (driver,), on_replicas, on_workers = json.loads((tmp_path / "groups").read_text())
     assert driver not in ("", "None")
-    assert on_replicas == on_workers == [driver]
+    assert (on_replicas, on_workers) == ([driver], [driver])
 
 
 def train_digits(config: dict[str, Any], strategy: rd.Strategy) -> None:

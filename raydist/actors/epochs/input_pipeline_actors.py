@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydist.actors.epochs.input_pipeline import InputPipeline
 from raydist.actors.epochs.job import MergedJob
@@ -18,6 +17,7 @@ from raydist.actors.epochs.link import PipelineLink
 from raydist.actors.supervision import kill_actors
 from raydist.cluster.nodes import living_nodes
 from raydist.cluster.ray_session import RaySession
+from raydist.cluster.reservation import on_node
 from raydist.core.errors import UnavailableError
 from raydist.core.fork_guard import OwningProcess
 
@@ -182,7 +182,7 @@ class _PipelineActor:
         if self.name and self.node_id not in {node.node_id for node in living_nodes()}:
             self.node_id = None
         self.name = f"{self._prefix}-input-{uuid.uuid4().hex[:8]}"
-        node = None if self.node_id is None else NodeAffinitySchedulingStrategy(self.node_id, soft=False)
+        node = None if self.node_id is None else on_node(self.node_id)
         self.actor = (
             ray.remote(InputPipeline)
             .options(
