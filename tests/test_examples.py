@@ -118,6 +118,14 @@ def test_a_language_model_is_divided_among_replicas(tmp_path: Path, scripts: Scr
     assert "bits per character" in scripts.run(script)
 
 
+def test_trials_of_ray_tune_train_on_replicas(scripts: Scripts, tmp_path: Path) -> None:
+    output = scripts.run("tune_digits.py", "--smoke", "--results", str(tmp_path))
+    assert "trials: 2, failed: 0" in output
+    found = re.search(r"^test accuracy: (\d\.\d+)$", output, re.MULTILINE)
+    assert found, output
+    assert float(found[1]) > 0.3
+
+
 def test_tables_and_text_on_parameter_servers(scripts: Scripts) -> None:
     """Workers need not wait for each other."""
     for script, printed in {

@@ -61,7 +61,7 @@ def on_node(node_id: str) -> NodeAffinitySchedulingStrategy | PlacementGroupSche
     """
     group = captured_group()
     hosts = () if group is None else _hosts_of(group)
-    if node_id not in hosts:
+    if group is None or node_id not in hosts:
         return NodeAffinitySchedulingStrategy(node_id, soft=False)
     return PlacementGroupSchedulingStrategy(group, hosts.index(node_id), placement_group_capture_child_tasks=True)
 

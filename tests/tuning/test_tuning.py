@@ -122,7 +122,7 @@ def train_line(config: dict[str, Any], strategy: rd.Strategy) -> None:
 
 
 def stops_third_epoch(trial_id: str, result: dict[str, Any]) -> bool:
-    return result["config"]["kind"] == "stopped" and result["training_iteration"] == 3
+    return bool(result["config"]["kind"] == "stopped" and result["training_iteration"] == 3)
 
 
 def test_trials_resume_and_those_that_end_by_themselves_or_are_stopped_leave_nothing(
