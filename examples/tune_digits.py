@@ -26,7 +26,8 @@ def to_inputs(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def train(config: dict[str, Any], strategy: rd.Strategy) -> None:
     """One trial: reports its accuracy after each epoch, and goes on from Tune's checkpoint if there is one."""
-    rows, held_out = rd.load("digits", ["train[:80%]", "train[80%:]"], as_supervised=True)
+    images = rd.load("digits", "train", as_supervised=True).shuffle(2000, seed=0, reshuffle_each_iteration=False)
+    held_out, rows = images.take(360), images.skip(360)
     torch.manual_seed(0)
     with strategy.scope():
         width = config["width"]

@@ -12,6 +12,7 @@ import pytest
 import ray
 import torch
 from ray import tune
+from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from ray.util.placement_group import placement_group_table
 from torch import nn
@@ -30,21 +31,25 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore:Consider boosting PBT"),  # by reuse_actors
 ]
 
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 
 
 def results_of(trainable: Any, folder: Path, space: dict[str, Any], config: tune.TuneConfig, **run: Any) -> Any:
     """The results of a Tuner, whose trials leave nothing behind."""
     groups, actors, files = living_groups(), live_actors(), files_of_raydist()
-    run_config = tune.RunConfig(storage_path=str(folder), verbose=0, **run)
+    loggers = [JsonLoggerCallback(), CSVLoggerCallback()]  # without TensorBoard's, which leaves threads
+    run_config = tune.RunConfig(storage_path=str(folder), verbose=0, callbacks=loggers, **run)
     results = tune.Tuner(trainable, param_space=space, tune_config=config, run_config=run_config).fit()
     wait_until(lambda: living_groups() <= groups and live_actors() <= actors, 20)
-    assert files_of_raydist() <= files
+    left = files_of_raydist() - files
+    wait_until(lambda: not left & files_of_raydist(), 20)  # others than this test have some for a moment
     return results
 
 
@@ -159,10 +164,11 @@ def test_trials_resume_and_those_that_end_by_themselves_or_are_stopped_leave_not
 
 
 def train_digits(config: dict[str, Any], strategy: rd.Strategy) -> None:
-    train, test = rd.load("digits", ["train[:80%]", "train[80%:]"], as_supervised=True)
+    rows = rd.load("digits", "train", as_supervised=True).shuffle(2000, seed=0, reshuffle_each_iteration=False)
+    train, test = rows.skip(360).cache(), rows.take(360).cache()
     torch.manual_seed(config["seed"])
     with strategy.scope():
-        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
         model = rd.Model(module)
         model.compile(
             torch.optim.AdamW(module.parameters(), lr=config["lr"]),
@@ -171,7 +177,7 @@ def train_digits(config: dict[str, Any], strategy: rd.Strategy) -> None:
         )
     batches = train.shuffle(2000, seed=0).batch(32).map(scaled)
     report = rd.TuneReportCallback({"accuracy": "val_multiclass_accuracy"})
-    model.fit(batches, validation_data=test.batch(128).map(scaled), epochs=12, callbacks=[report], verbose=False)
+    model.fit(batches, validation_data=test.batch(128).map(scaled), epochs=9, callbacks=[report], verbose=False)
 
 
 def scaled(images: Any, labels: Any) -> Any:
@@ -179,17 +185,17 @@ def scaled(images: Any, labels: Any) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_asha_finds_a_good_learning_rate_and_stops_bad_ones(ray_cluster: None, tmp_path: Path) -> None:
     rates = [1e-6, 3e-3, 1e-5, 1e-3, 1e-4, 3e-2, 3e-6, 1e-2, 3e-5, 3e-4, 1.0, 0.3]
-    scheduler = ASHAScheduler(max_t=12, grace_period=2, reduction_factor=3)
-    config = tune.TuneConfig(metric="accuracy", mode="max", scheduler=scheduler, max_concurrent_trials=3)
+    scheduler = ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3)
+    config = tune.TuneConfig(metric="accuracy", mode="max", scheduler=scheduler, max_concurrent_trials=2)
     trainable = rd.tune.trainable(train_digits, **PLACES)
     results = results_of(trainable, tmp_path, {"lr": tune.grid_search(rates), "seed": 0}, config)
     assert not results.errors
     assert len(results) == 12
     epochs = [result.metrics["training_iteration"] for result in results]
-    assert min(epochs) == 2, "ASHA stopped some"
-    assert max(epochs) == 12
+    assert (min(epochs), max(epochs)) == (1, 9), "ASHA stopped some"
     best = max(max(result.metrics_dataframe["accuracy"]) for result in results)
     print(f"best accuracy {best:.4f}, epochs {sorted(epochs)}")
     assert best >= 0.97
@@ -204,19 +210,18 @@ def train_with_rate(config: dict[str, Any], strategy: rd.Strategy) -> None:
 @pytest.mark.long
 def test_population_based_training_goes_on_with_the_weights_of_another_trial(ray_cluster: None, tmp_path: Path) -> None:
     scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
         perturbation_interval=2,
         quantile_fraction=0.5,
         resample_probability=0,
         hyperparam_mutations={"lr": tune.uniform(0.0, 1.0)},
-        synch=True,
     )
-    config = tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler, reuse_actors=True)
+    config = tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler)
     trainable = rd.tune.trainable(train_with_rate, **PLACES)
     results = results_of(trainable, tmp_path, {"lr": tune.grid_search([1e-5, 0.05])}, config)
     assert not results.errors
-    bad, _ = sorted(results, key=lambda result: result.config["lr"] if result.config["lr"] < 1e-3 else 1.0)
-    frame = {result.path: result.metrics_dataframe for result in results}
-    started_badly = next(each for each in frame.values() if each["learning_rate"].iloc[0] == 1e-5)
+    frames = [result.metrics_dataframe for result in results]
+    started_badly = next(each for each in frames if each["learning_rate"].iloc[0] == 1e-5)
     # It goes on from the other one's weights, and with a rate of its own.
     assert started_badly["loss"].iloc[-1] < 0.1 * started_badly["loss"].iloc[0]
     assert started_badly["learning_rate"].iloc[-1] in (pytest.approx(0.05 * 1.2), pytest.approx(0.05 * 0.8))
