@@ -44,7 +44,10 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def results_of(trainable: Any, folder: Path, space: dict[str, Any], config: tune.TuneConfig, **run: Any) -> Any:
     """The results of a Tuner, whose trials leave nothing behind."""
     groups, actors, files = living_groups(), live_actors(), files_of_raydist()
-    loggers: list[tune.Callback] = [JsonLoggerCallback(), CSVLoggerCallback()]  # without TensorBoard's, which leaves threads
+    loggers: list[tune.Callback] = [
+        JsonLoggerCallback(),
+        CSVLoggerCallback(),
+    ]  # without TensorBoard's, which leaves threads
     run_config = tune.RunConfig(storage_path=str(folder), verbose=0, callbacks=loggers, **run)
     results = tune.Tuner(trainable, param_space=space, tune_config=config, run_config=run_config).fit()
     wait_until(lambda: living_groups() <= groups and live_actors() <= actors, 20)
