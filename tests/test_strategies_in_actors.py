@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import raydist as rd
-from raydist.cluster.reservation import assign
+from raydist.cluster.reservation import assign, on_node
 
 SMALL = {"CPU": 0.01}
 
@@ -65,6 +65,24 @@ def words_and_num_groups(num_replicas: int) -> tuple[list[str], list[str], int]:
         return replicas, workers, num_groups()
 
 
+def own_group(_: Any = 0) -> str:
+    return str(ray.get_runtime_context().get_placement_group_id())
+
+
+def groups_with_input_worker(resources: dict[str, float]) -> tuple[str, set[str]]:
+    """The placement group of this process, and that of an input worker with resources of its own."""
+    options = rd.InputOptions(num_input_workers=1, resources_per_input_worker=resources)
+    with rd.MirroredStrategy(2, resources_per_replica=SMALL) as strategy:
+        batches = strategy.distribute_dataset(rd.Dataset.range(2).map(own_group).batch(2), options)
+        found = {str(group) for batch in batches for part in strategy.local_results(batch) for group in part}
+    return own_group(), found
+
+
+def nodes_for_actors() -> tuple[str, str]:
+    """The nodes of an actor that is wanted on this node, and on one where the group has no bundle."""
+    return on_node(ray.get_runtime_context().get_node_id())[0], on_node("f" * 56)[0]
+
+
 def num_groups_of_one_replica() -> int:
     with rd.MirroredStrategy(1, resources_per_replica=SMALL) as strategy:
         strategy.run(lambda: None)
@@ -96,6 +114,23 @@ def test_replicas_are_in_the_group_and_the_environment_of_their_actor(ray_cluste
             ray.get(trial.run.remote(start_replicas, 4), timeout=120)
     with trial_in_group(1, captures=False) as trial:
         assert ray.get(trial.run.remote(num_groups_of_one_replica), timeout=120) == others + 2
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_input_workers_with_resources_are_in_the_group_of_the_actor(ray_cluster: None) -> None:
+    with trial_in_group(4) as trial:
+        own, found = ray.get(trial.run.remote(groups_with_input_worker, SMALL), timeout=120)
+        assert found == {own} != {"None"}
+        with pytest.raises(rd.FailedPreconditionError, match="must fit in a bundle of the placement group"):
+            ray.get(trial.run.remote(groups_with_input_worker, {"CPU": 1.0}), timeout=120)
+        here, elsewhere = ray.get(trial.run.remote(nodes_for_actors), timeout=120)
+        assert here == elsewhere == ray.get_runtime_context().get_node_id()
+    with trial_in_group(1, captures=False) as trial:
+        own, found = ray.get(trial.run.remote(groups_with_input_worker, {"CPU": 1.0}), timeout=120)
+        assert own not in found
+        assert ray.get(trial.run.remote(nodes_for_actors), timeout=120) == (here, "f" * 56)
 
 
 def test_bundles_are_chosen_as_the_placement_strategy_says() -> None:

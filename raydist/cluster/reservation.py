@@ -54,16 +54,18 @@ def captured_group() -> PlacementGroup | None:
     return group
 
 
-def on_node(node_id: str) -> NodeAffinitySchedulingStrategy | PlacementGroupSchedulingStrategy:
-    """Return Ray's scheduling for an actor on a node: in the captured group if that has a bundle there.
+def on_node(node_id: str) -> tuple[str, NodeAffinitySchedulingStrategy | PlacementGroupSchedulingStrategy]:
+    """Return the node and Ray's scheduling strategy of an actor that takes no resources.
 
-    The actor's children are then in the group, too.
+    Without a captured group, the node is `node_id`. Else the actor and its children are in the group: in a bundle on
+    that node or, where the group has none, in the first bundle.
     """
     group = captured_group()
-    hosts = () if group is None else _hosts_of(group)
-    if group is None or node_id not in hosts:
-        return NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return PlacementGroupSchedulingStrategy(group, hosts.index(node_id), placement_group_capture_child_tasks=True)
+    if group is None:
+        return node_id, NodeAffinitySchedulingStrategy(node_id, soft=False)
+    hosts = _hosts_of(group)
+    bundle = hosts.index(node_id) if node_id in hosts else 0
+    return hosts[bundle], PlacementGroupSchedulingStrategy(group, bundle, placement_group_capture_child_tasks=True)
 
 
 def reserve_within(

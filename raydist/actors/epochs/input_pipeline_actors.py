@@ -182,14 +182,16 @@ class _PipelineActor:
         if self.name and self.node_id not in {node.node_id for node in living_nodes()}:
             self.node_id = None
         self.name = f"{self._prefix}-input-{uuid.uuid4().hex[:8]}"
-        node = None if self.node_id is None else on_node(self.node_id)
+        scheduling = None
+        if self.node_id is not None:
+            self.node_id, scheduling = on_node(self.node_id)
         self.actor = (
             ray.remote(InputPipeline)
             .options(
                 name=self.name,
                 num_cpus=0,
                 max_concurrency=4 * self.num_replicas + _SPARE_THREADS,
-                scheduling_strategy=node,
+                scheduling_strategy=scheduling,
                 max_restarts=0,
                 max_task_retries=0,
                 enable_task_events=False,  # Ray's agents would spend CPU on every poll

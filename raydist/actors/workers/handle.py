@@ -16,7 +16,8 @@ from raydist.actors.supervision import first_line, kill_actors, wait_for
 from raydist.actors.version_check import installed_packages
 from raydist.actors.workers.worker import ExitReasonFile, InputWorker
 from raydist.cluster.ray_session import RaySession
-from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.cluster.reservation import captured_group
+from raydist.core.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, UnavailableError
 from raydist.core.fork_guard import OwningProcess
 from raydist.pipelines.elements.blocks import Block
 
@@ -90,7 +91,16 @@ class WorkerKind:
             "max_task_retries": 0,
         }
         limit = self.memory_bytes or self.resources.get("memory")
-        return ray.remote(InputWorker).options(**options).remote(name, None if limit is None else int(limit))
+        try:
+            return ray.remote(InputWorker).options(**options).remote(name, None if limit is None else int(limit))
+        except ValueError as error:  # Ray compares the request with the bundles of a captured group
+            if captured_group() is None:
+                raise
+            raise FailedPreconditionError(
+                "An input worker must fit in a bundle of the placement group that captures the children of the "
+                f"strategy's actor, got resources_per_input_worker={dict(self.resources)}: {first_line(error)} Give "
+                "the group a bundle for each input worker, or ask for less."
+            ) from error
 
 
 @final
