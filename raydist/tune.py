@@ -194,14 +194,16 @@ class TuneReportCallback(Callback):
         self._names = None if names is None else dict(names if isinstance(names, Mapping) else zip(names, names))  # noqa: B905
         self._every = report_freq if type(report_freq) is int else None
         self._saves = save_checkpoints
-        self._logs: Mapping[str, Any] = {}
+        self._reports: _Reports | None = None
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """Keep the logs for a report."""
-        self._logs = logs
+        """Copy the logs if a report is due, which follows all callbacks."""
+        if self._reports is not None:
+            self._reports.keep_if_due(logs)
 
     def _saver(self, new_checkpoint: Callable[[], Checkpoint], batches: Callable[[], int]) -> _Reports:
-        return _Reports(self, new_checkpoint(), batches)
+        self._reports = _Reports(self, new_checkpoint(), batches)
+        return self._reports
 
     def _chosen(self, logs: Mapping[str, Any]) -> dict[str, float]:
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
@@ -225,6 +227,7 @@ class _Reports:
         self._checkpoint = checkpoint
         self._batches = batches
         self._reported = 0
+        self._due: dict[str, float] | None = None
         self._tune = _ray_tune()
 
     def restore(self) -> str | None:
@@ -238,24 +241,29 @@ class _Reports:
         self._reported = self._batches()
         return str(found.path)
 
-    def after_execution(self) -> None:
-        """Report if enough batches have passed."""
+    def keep_if_due(self, logs: Mapping[str, Any]) -> None:
+        """Copy the logs of a batch if enough batches have passed; reading them waits for the batch's step."""
         every = self._callback._every
         if every is not None and self._batches() - self._reported >= every:
             self._reported = self._batches()
-            self._report(self._callback._logs)
+            self._due = self._callback._chosen(logs)
+
+    def after_execution(self) -> None:
+        """Report the logs that were copied."""
+        if self._due is not None:
+            metrics, self._due = self._due, None
+            self._report(metrics)
 
     def after_epoch(self, logs: Mapping[str, Any]) -> None:
         """Report an epoch, unless batches are counted."""
         if self._callback._every is None and logs:
-            self._report(logs)
+            self._report(self._callback._chosen(logs))
 
     def finish(self) -> None:
         """Do nothing: the checkpoints are Tune's."""
 
-    def _report(self, logs: Mapping[str, Any]) -> None:
+    def _report(self, metrics: dict[str, float]) -> None:
         """Report to Tune, which keeps a copy of the checkpoint. Blocks until Tune lets the trial go on, or ends it."""
-        metrics = self._callback._chosen(logs)
         if not self._callback._saves:
             self._tune.report(metrics)
             return

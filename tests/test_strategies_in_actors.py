@@ -80,7 +80,7 @@ def groups_with_input_worker(resources: dict[str, float]) -> tuple[str, set[str]
 
 def nodes_for_actors() -> tuple[str, str]:
     """The nodes of an actor that is wanted on this node, and on one where the group has no bundle."""
-    return on_node(ray.get_runtime_context().get_node_id())[0], on_node("f" * 56)[0]
+    return on_node(ray.get_runtime_context().get_node_id())[0], on_node("e" * 56)[0]
 
 
 def num_groups_of_one_replica() -> int:
@@ -130,7 +130,7 @@ def test_input_workers_with_resources_are_in_the_group_of_the_actor(ray_cluster:
     with trial_in_group(1, captures=False) as trial:
         own, found = ray.get(trial.run.remote(groups_with_input_worker, {"CPU": 1.0}), timeout=120)
         assert own not in found
-        assert ray.get(trial.run.remote(nodes_for_actors), timeout=120) == (here, "f" * 56)
+        assert ray.get(trial.run.remote(nodes_for_actors), timeout=120) == (here, "e" * 56)
 
 
 def test_bundles_are_chosen_as_the_placement_strategy_says() -> None:

@@ -28,7 +28,7 @@ PLACES: dict[str, Any] = {"num_replicas": 2, "resources_per_replica": SMALL, "dr
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
     pytest.mark.filterwarnings("ignore:Consider boosting PBT"),  # by reuse_actors
