@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.cluster.nodes import connect
-from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.strategies.one_node import MirroredStrategy
 from raydist.training.callbacks.callback import Callback
 
@@ -123,10 +123,14 @@ def _trial_class(run: Callable[[dict[str, Any]], Any], resources: Callable[[Any]
 
         def reset_config(self, new_config: dict[str, Any]) -> bool:
             """Stop the function, so that another trial may use the actor."""
-            if super().reset_config(new_config):
-                return True
-            running.wait(_CLOSE_S)  # Tune's limit is 2 s
-            return bool(super().reset_config(new_config))
+            if not super().reset_config(new_config):  # Tune's limit is 2 s
+                running.wait(_CLOSE_S)
+                if not super().reset_config(new_config):
+                    raise DeadlineExceededError(
+                        f"The strategy of a trial must be closed within {_CLOSE_S:g} s before another trial may use its "
+                        "actor, and was not. Set reuse_actors=False."
+                    )
+            return True
 
         @classmethod
         def default_resource_request(cls, config: dict[str, Any]) -> Any:
