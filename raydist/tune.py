@@ -127,8 +127,8 @@ def _trial_class(run: Callable[[dict[str, Any]], Any], resources: Callable[[Any]
                 running.wait(_CLOSE_S)
                 if not super().reset_config(new_config):
                     raise DeadlineExceededError(
-                        f"The strategy of a trial must be closed within {_CLOSE_S:g} s before another trial may use its "
-                        "actor, and was not. Set reuse_actors=False."
+                        f"The strategy of a trial must be closed within {_CLOSE_S:g} s before another trial may use "
+                        "its actor, and was not. Set reuse_actors=False."
                     )
             return True
 
