@@ -239,7 +239,8 @@ def test_population_based_training_goes_on_with_the_weights_of_another_trial(
     folder.mkdir()
     space = {"lr": tune.grid_search([1e-5, 0.05]), "folder": str(folder)}
     assert not results_of(trainable, tmp_path / "results", space, config).errors
-    records = [[[float(word) for word in row.split()] for row in path.open()] for path in folder.iterdir()]
+    texts = [path.read_text() for path in folder.iterdir()]
+    records = [[[float(word) for word in row.split()] for row in text.splitlines()] for text in texts]
     (epochs, bad_rates, bad), (epochs_of_good, _, good) = (zip(*rows, strict=True) for rows in sorted(records))
     assert epochs == epochs_of_good == (0, 1, 2, 3, 4, 5)
     assert bad_rates[:3] == (1e-5,) * 3
