@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from raydist.cluster.nodes import connect
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.optional_packages import optional_module
 from raydist.strategies.one_node import MirroredStrategy
 from raydist.training.callbacks.callback import Callback
 
@@ -295,9 +296,4 @@ def _default_resources() -> dict[str, float]:
 
 
 def _ray_tune() -> Any:
-    try:
-        return importlib.import_module("ray.tune")
-    except ImportError as error:
-        raise FailedPreconditionError(
-            f"Tuning needs Ray Tune, which cannot be imported ({error}). Run: pip install 'raydist[tune]'"
-        ) from error
+    return optional_module("ray.tune", "Trials of Ray Tune", "'raydist[tune]'")
