@@ -65,6 +65,22 @@ if TYPE_CHECKING:
     from raydist.datasets.loading import load as load
     from raydist.distributed_dataset import DistributedDataset as DistributedDataset
     from raydist.distributed_dataset import DistributedIterator as DistributedIterator
+    from raydist.estimator.canned import DNNClassifier as DNNClassifier
+    from raydist.estimator.canned import DNNLinearCombinedClassifier as DNNLinearCombinedClassifier
+    from raydist.estimator.canned import DNNLinearCombinedRegressor as DNNLinearCombinedRegressor
+    from raydist.estimator.canned import DNNRegressor as DNNRegressor
+    from raydist.estimator.canned import LinearClassifier as LinearClassifier
+    from raydist.estimator.canned import LinearRegressor as LinearRegressor
+    from raydist.estimator.estimator import Estimator as Estimator
+    from raydist.estimator.ftrl import Ftrl as Ftrl
+    from raydist.estimator.model_fn_module import get_or_create as get_or_create
+    from raydist.estimator.spec import EstimatorSpec as EstimatorSpec
+    from raydist.estimator.spec import EvalSpec as EvalSpec
+    from raydist.estimator.spec import ModeKeys as ModeKeys
+    from raydist.estimator.spec import RunConfig as RunConfig
+    from raydist.estimator.spec import TrainSpec as TrainSpec
+    from raydist.estimator.train_and_evaluate import model_to_estimator as model_to_estimator
+    from raydist.estimator.train_and_evaluate import train_and_evaluate as train_and_evaluate
     from raydist.mirroring.aggregation import set_aggregation as set_aggregation
     from raydist.options import AutoShardPolicy as AutoShardPolicy
     from raydist.options import AutotuneOptions as AutotuneOptions
@@ -145,6 +161,12 @@ if TYPE_CHECKING:
     from raydist.training.callbacks.learning_rates import ReduceLROnPlateau as ReduceLROnPlateau
     from raydist.training.callbacks.log_callbacks import CSVLogger as CSVLogger
     from raydist.training.callbacks.log_callbacks import ProgressBar as ProgressBar
+    from raydist.training.callbacks.step_hooks import CheckpointSaverHook as CheckpointSaverHook
+    from raydist.training.callbacks.step_hooks import LoggingTensorHook as LoggingTensorHook
+    from raydist.training.callbacks.step_hooks import NanTensorHook as NanTensorHook
+    from raydist.training.callbacks.step_hooks import StepCounterHook as StepCounterHook
+    from raydist.training.callbacks.step_hooks import StopAtStepHook as StopAtStepHook
+    from raydist.training.callbacks.step_hooks import SummarySaverHook as SummarySaverHook
     from raydist.training.callbacks.tensor_board import TensorBoard as TensorBoard
     from raydist.training.exported_model import ExportedModel as ExportedModel
     from raydist.training.exported_model import load_exported as load_exported
@@ -302,6 +324,28 @@ _MODULE_OF = {
     "text": "raydist",
     "tune": "raydist",
     "video": "raydist",
+    "CheckpointSaverHook": "raydist.training.callbacks.step_hooks",
+    "LoggingTensorHook": "raydist.training.callbacks.step_hooks",
+    "NanTensorHook": "raydist.training.callbacks.step_hooks",
+    "StepCounterHook": "raydist.training.callbacks.step_hooks",
+    "StopAtStepHook": "raydist.training.callbacks.step_hooks",
+    "SummarySaverHook": "raydist.training.callbacks.step_hooks",
+    "Estimator": "raydist.estimator.estimator",
+    "EstimatorSpec": "raydist.estimator.spec",
+    "EvalSpec": "raydist.estimator.spec",
+    "ModeKeys": "raydist.estimator.spec",
+    "RunConfig": "raydist.estimator.spec",
+    "TrainSpec": "raydist.estimator.spec",
+    "get_or_create": "raydist.estimator.model_fn_module",
+    "model_to_estimator": "raydist.estimator.train_and_evaluate",
+    "train_and_evaluate": "raydist.estimator.train_and_evaluate",
+    "LinearClassifier": "raydist.estimator.canned",
+    "LinearRegressor": "raydist.estimator.canned",
+    "DNNClassifier": "raydist.estimator.canned",
+    "DNNRegressor": "raydist.estimator.canned",
+    "DNNLinearCombinedClassifier": "raydist.estimator.canned",
+    "DNNLinearCombinedRegressor": "raydist.estimator.canned",
+    "Ftrl": "raydist.estimator.ftrl",
     "with_tensors": "raydist.pipelines.elements.tensor_functions",
 }
 

@@ -206,8 +206,8 @@ class TuneReportCallback(Callback):
         if self._reports is not None:
             self._reports.keep_if_due(logs)
 
-    def _saver(self, new_checkpoint: Callable[[], Checkpoint], batches: Callable[[], int]) -> _Reports:
-        self._reports = _Reports(self, new_checkpoint(), batches)
+    def _saver(self, new_checkpoint: Callable[[], Checkpoint], state: Any) -> _Reports:
+        self._reports = _Reports(self, new_checkpoint(), lambda: state.drawn)
         return self._reports
 
     def _chosen(self, logs: Mapping[str, Any]) -> dict[str, float]:

@@ -139,6 +139,16 @@ def test_tables_and_text_on_parameter_servers(scripts: Scripts) -> None:
         assert 0 < float(found[1]) < 6, script
 
 
+def test_an_estimator_of_the_census_goes_on(tmp_path: Path, scripts: Scripts) -> None:
+    flags = ("--smoke", "--strategy", "mirrored", "--model-dir", str(tmp_path))
+    first, again = (scripts.run("census_estimator.py", *flags) for _ in range(2))
+    results = re.findall(r"^(?:accuracy|auc|global_step|loss): (\S+)$", first, re.MULTILINE)
+    assert results[2] == "10.0000"
+    assert re.search(r"^the first person: - 50000\., probability 0\.\d+$", first, re.MULTILINE)
+    assert re.findall(r"^(?:accuracy|auc|global_step|loss): (\S+)$", again, re.MULTILINE) == results
+    assert [path.name for path in tmp_path.glob("ckpt*")] == ["ckpt-10"]
+
+
 def test_tables_are_read_in_their_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     read = runpy.run_path(str(EXAMPLES / "click_data.py"))["read_table"]

@@ -27,7 +27,7 @@ LAYERS = (
     {"coordinator"},
     {"strategies"},
     {"training", "ml"},
-    {"serve"},
+    {"serve", "estimator"},
     {"tune"},
     {"testing"},
 )

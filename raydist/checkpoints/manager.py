@@ -247,6 +247,8 @@ class CheckpointManager:
         ...     manager.watch()
         """
         self._start()
+        if self._saves.last_step is None:
+            self._saves.start_intervals()
         self._watch.look()
 
     def _start(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -70,7 +70,9 @@ class CompiledModel:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer passed to `compile`, or made by it. Raises FailedPreconditionError before `compile`.
+        """The optimizer passed to `compile`, or made by it; the first of several.
+
+        Raises FailedPreconditionError before `compile`.
 
         >>> import torch
         >>> model = rd.Model(torch.nn.Linear(2, 1))
@@ -79,7 +81,7 @@ class CompiledModel:
 
         Source: keras.Model.optimizer.
         """
-        return self._trainee().compiled.update.optimizer
+        return self._trainee().compiled.update.optimizers[0]
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -102,8 +104,8 @@ class CompiledModel:
             metrics: Include the metrics of `compile`.
 
         Returns:
-            "model", the module; once compiled also "optimizer" and, if they exist, "scheduler" and "scaler"; with
-            `metrics` also "metrics", a dict.
+            "model", the module; once compiled also, if they exist, "optimizer" (a list of several), "scheduler" and
+            "scaler"; with `metrics` also "metrics", a dict.
 
         Source: raydist's own; a keras.Model is its own checkpoint.
 
@@ -116,14 +118,16 @@ class CompiledModel:
         if self._compiled is None:
             return {"model": self._module}
         update = self._compiled.update
+        optimizers: Any = list(update.optimizers)
         found: dict[str, Any] = {
+            "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers or None,
             "scheduler": update.scheduler or self._compiled.scheduler_here,
             "scaler": update.scaler,
         }
         extra = {name: value for name, value in found.items() if value is not None}
         if metrics:
             extra["metrics"] = dict(self._compiled.trackers.metrics)
-        return {"model": self._module, "optimizer": update.optimizer, **extra}
+        return {"model": self._module, **extra}
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the module's parameters, for optimizers.
@@ -159,7 +163,7 @@ class CompiledModel:
 
     def compile(
         self,
-        optimizer: torch.optim.Optimizer | str,
+        optimizer: torch.optim.Optimizer | str | Sequence[torch.optim.Optimizer],
         loss: Callable[[Any, Any], Any] | str,
         metrics: Any = (),
         steps_per_execution: int = 1,
@@ -173,7 +177,8 @@ class CompiledModel:
 
         Args:
             optimizer: An optimizer over parameters of the module; or the name of a torch optimizer ("adam", "AdamW"),
-                used with its defaults.
+                used with its defaults. Or several, each over parameters of its own; none, (), for a model that is
+                evaluated only.
             loss: A function or module `loss(prediction, target)` of one replica's rows; or the name of a torch loss
                 ("mse", "cross_entropy"), used with its defaults; or "model". A function returns one value per row
                 (required for sample weights), a scalar, or a pair (sum, denominator), as in Megatron-LM. Sums are
@@ -248,16 +253,18 @@ class CompiledModel:
             found_loss, row_loss = _losses(None if own_loss else loss)
             if isinstance(optimizer, str):
                 optimizer = optimizer_by_name(optimizer, self._module)
+            optimizers: Any = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
             kind = kind_of(found_loss, loss_reduction)
             trackers = Trackers(LossTotal(is_sum=kind == "sum"), RowCount(), named_metrics(metrics))
             fp16 = precision == "fp16"
             # "cpu" only means that the driver needs no GPU: the scale is on the device of the losses.
             scaler = torch.amp.GradScaler("cpu") if fp16 else None
             accumulation = Accumulation(accumulate_steps, scaled=fp16) if accumulate_steps > 1 else None
-        require_optimizer(optimizer, self._module, found_loss)
+        for each in optimizers:
+            require_optimizer(each, self._module, found_loss)
         with self._strategy.scope():
-            steps_with = scheduler_of(scheduler, optimizer)
-        update = Update(optimizer, None if apart else steps_with, clip_norm, accumulation, scaler)
+            steps_with = None if scheduler is None else scheduler_of(scheduler, optimizers[0])
+        update = Update(optimizers, None if apart else steps_with, clip_norm, accumulation, scaler)
         here = steps_with if apart else None
         self._compiled = CompileSettings(
             update, found_loss, row_loss, kind, trackers, steps_per_execution, precision, here

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from raydist.core.errors import SpecError
 from raydist.core.nest import NOTHING, flatten, map_structure, unflatten
-from raydist.training.elements import Precision, unpack
-from raydist.training.module_passes import is_in_stages
+from raydist.training.elements import unpack
 from raydist.training.passes import (
     Executions,
     in_evaluation_mode,
@@ -23,7 +23,7 @@ from raydist.training.passes import (
     warn_out_of_data,
 )
 from raydist.training.settings import Trainee
-from raydist.training.steps import evaluation_step, prediction_step
+from raydist.training.steps import evaluation_step
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,13 +95,11 @@ class Prediction:
         module: nn.Module,
         callbacks: CallbackList,
         reporter: Reporter,
-        precision: Precision = None,
-        *,
-        own_loss: bool = False,
+        step: Callable[[Any], Any],
     ) -> None:
         self._strategy = strategy
         self._module = module
-        self._step = prediction_step(module, precision, by_keyword=own_loss, in_stages=is_in_stages(strategy))
+        self._step = step
         self._callbacks = callbacks
         self._reporter = reporter
         self._unread: deque[Any] = deque()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from raydist.checkpoints.checkpoint import Checkpoint, contents_of
 from raydist.checkpoints.listing import find_checkpoints
 from raydist.checkpoints.manager import CheckpointManager
 from raydist.checkpoints.run_directory import remove_checkpoint
+from raydist.checkpoints.saves import SaveHandle
 from raydist.core.errors import InvalidArgumentError
 from raydist.distributed_dataset import DistributedDataset
 from raydist.pipelines.stored.directory_files import directory_files
@@ -35,6 +36,7 @@ class FitState:
         epoch: Number of the current or next epoch, counted from 0.
         batches: Batches done in that epoch.
         drawn: Batches done in all epochs.
+        first_step: Global step before the first batch.
         total: Batches of an epoch, if known.
         saw_data: True once there was any batch.
         logs: Logs of the epoch's training once that has ended and the validation is running; otherwise None.
@@ -51,11 +53,18 @@ class FitState:
         self.epoch = 0
         self.batches = 0
         self.drawn = 0
+        self.first_step = 0
         self.total: int | None = None
         self.saw_data = False
         self.logs: dict[str, Any] | None = None
         self.last_logs: dict[str, Any] = {}
         self.stop = False
+        self._count_steps: Callable[[], object] = lambda: None  # brings the variable of the global step up to date
+
+    @property
+    def global_step(self) -> int:
+        """The global step after the batches done. Counted here: reading the variable waits for the replicas."""
+        return self.first_step + self.drawn
 
     @property
     def is_within_epoch(self) -> bool:
@@ -83,11 +92,13 @@ class FitState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress, with the states of the callbacks."""
+        self._count_steps()
         return {
             "version": _VERSION,
             "epoch": self.epoch,
             "batches": self.batches,
             "drawn": self.drawn,
+            "first_step": self.first_step,
             "total": self.total,
             "saw_data": self.saw_data,
             "logs": self.logs,
@@ -114,6 +125,7 @@ class FitState:
                 "version of raydist that saved it."
             )
         self.epoch, self.batches, self.drawn = state["epoch"], state["batches"], state["drawn"]
+        self.first_step = state.get("first_step", 0)  # earlier versions did not save it
         self.total, self.saw_data, self.stop = state["total"], state["saw_data"], state["stop"]
         self.logs = None if state["logs"] is None else dict(state["logs"])
         self.last_logs = dict(state["last_logs"])
@@ -152,6 +164,10 @@ class FitManager:
         within_epochs: Call the manager after every execution.
         each_epoch: Save after every epoch.
         delete: Remove the checkpoints once training has ended normally.
+        saved: Called with the handle of each save.
+
+    Attributes:
+        manager: The manager.
     """
 
     def __init__(
@@ -163,8 +179,10 @@ class FitManager:
         within_epochs: bool = False,
         each_epoch: bool = True,
         delete: bool = False,
+        saved: Callable[[SaveHandle | None], None] = lambda handle: None,
     ) -> None:
-        self._manager = manager
+        self.manager = manager
+        self._saved = saved
         self._resume = resume
         self._fallback = fallback
         self._within_epochs = within_epochs
@@ -175,27 +193,27 @@ class FitManager:
     def restore(self) -> str | None:
         """Restore the newest checkpoint; return its path, or None if there is none. May be called again."""
         if self._restored is not None:
-            self._manager.checkpoint.restore(self._restored)
+            self.manager.checkpoint.restore(self._restored)
             return self._restored
-        self._manager.watch()
+        self.manager.watch()
         if self._resume:
-            self._manager.sync()  # a checkpoint being written is the newest, and may replace others
-            self._restored = self._manager.restore_or_initialize(self._fallback)
+            self.manager.sync()  # a checkpoint being written is the newest, and may replace others
+            self._restored = self.manager.restore_or_initialize(self._fallback)
         return self._restored
 
     def after_execution(self) -> None:
         """Save if due, after an execution and all callbacks."""
         if self._within_epochs:
-            self._manager.save()
+            self._saved(self.manager.save())
 
     def after_epoch(self, logs: dict[str, Any]) -> None:
         """Save if due, after an epoch and all callbacks."""
         if self._each_epoch:
-            self._manager.save(check_interval=False, metrics=self._metrics(logs))
+            self._saved(self.manager.save(check_interval=False, metrics=self._metrics(logs)))
 
     def _metrics(self, logs: Mapping[str, Any]) -> dict[str, float] | None:
         """Return the numeric logs; None if the best is chosen by a validation that this epoch did not have."""
-        best = self._manager.best_metric
+        best = self.manager.best_metric
         validated = any(name.startswith("val_") for name in logs)
         if best is not None and best.startswith("val_") and not validated:
             return None
@@ -205,8 +223,8 @@ class FitManager:
         """Clean up after training has ended normally and callbacks were called."""
         if not self._delete:
             return
-        self._manager.close()
-        files = directory_files(self._manager.directory)
+        self.manager.close()
+        files = directory_files(self.manager.directory)
         for each in find_checkpoints(files, _NAME):  # other files in the directory stay
             remove_checkpoint(files.inside(each.kept.name))
         if not files.names() and not files.folders():
@@ -278,10 +296,11 @@ def open_checkpoints(
     `checkpoint` is a directory, an `rd.CheckpointManager`, or None; `objects` are the model's own, by name.
     """
     trackers, accumulation = trainee.compiled.trackers, trainee.compiled.update.accumulation
+    counter = trainee.strategy._make_counter()
     group = {
         "state": state,
         "data": data,
-        "global_step": trainee.strategy._make_counter(),
+        "global_step": counter,
         "loss": trackers.loss,
         "rows": trackers.rows,
         "metrics": dict(trackers.metrics),
@@ -315,8 +334,13 @@ def open_checkpoints(
                 delete=backup._deletes,
             )
         )
-    savers = (callback._saver(new_checkpoint, lambda: state.drawn) for callback in callbacks)
-    managers += [saver for saver in savers if saver is not None]
+    savers = [saver for each in callbacks if (saver := each._saver(new_checkpoint, state)) is not None]
+    for saver in savers:
+        if isinstance(saver, FitManager):
+            stack.enter_context(saver.manager)
+    state.first_step = int(counter.value) if savers else 0
+    state._count_steps = trainee.strategy._make_counter
+    managers += savers
     return FitCheckpoints(managers, state)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.core.exception_utils import folded
 from raydist.training.callbacks.callback import Callback, CallbackList, History
 from raydist.training.callbacks.log_callbacks import progress_stream
@@ -30,8 +31,10 @@ from raydist.training.model_file import (
     restore_optimizer,
     write_model_file,
 )
+from raydist.training.module_passes import is_in_stages
 from raydist.training.passes import num_steps, require_at_least
 from raydist.training.progress import Reporter, open_view
+from raydist.training.steps import Step, prediction_step
 
 if TYPE_CHECKING:
     from raydist.checkpoints.manager import CheckpointManager
@@ -278,13 +281,18 @@ class Model(CompiledModel):
         Source: keras.Model.predict.
         """
         require_at_least("steps", steps)
-        compiled = self._compiled
-        precision, own_loss = (None, False) if compiled is None else (compiled.precision, compiled.loss is None)
+        own_loss = self._compiled is not None and self._compiled.loss is None
         data = distributed(self._strategy, x, None, batch_size, dataset, what="predict", own_loss=own_loss)
         hooks = CallbackList(callbacks, self, {"epochs": None, "steps": num_steps(data, steps)})
         with open_view(*progress_stream(callbacks, verbose=verbose)) as view:
-            prediction = Prediction(self._strategy, self._module, hooks, Reporter(view), precision, own_loss=own_loss)
+            prediction = Prediction(self._strategy, self._module, hooks, Reporter(view), self._prediction_step())
             return prediction.run(data, steps)
+
+    def _prediction_step(self) -> Step:
+        compiled = self._compiled
+        precision, own_loss = (None, False) if compiled is None else (compiled.precision, compiled.loss is None)
+        in_stages = is_in_stages(self._strategy)
+        return prediction_step(self._module, precision, by_keyword=own_loss, in_stages=in_stages)
 
     def save(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:
         """Save module and optimizer state as one safetensors file. Replaces `path` atomically.
@@ -296,7 +304,8 @@ class Model(CompiledModel):
             optimizer: Also save the optimizer's state if the model is compiled.
 
         Raises:
-            InvalidArgumentError: `config`, or a value in `module.state_dict()` that is not a tensor, is not JSON-able.
+            InvalidArgumentError: `config`, or a value in `module.state_dict()` that is not a tensor, is not JSON-able;
+                or `compile` got several optimizers.
             FailedPreconditionError: The program has no permission to write to the folder.
             OSError: The file system failed, for example because it is full. A previous file at `path` stays.
 
@@ -310,8 +319,13 @@ class Model(CompiledModel):
 
         Source: keras.Model.save.
         """
-        saved_optimizer = None if self._compiled is None or not optimizer else self._compiled.update.optimizer
-        write_model_file(path, *pack(self._module, saved_optimizer, self._config))
+        optimizers = () if self._compiled is None or not optimizer else self._compiled.update.optimizers
+        if len(optimizers) > 1:
+            raise InvalidArgumentError(
+                f"A model file holds the state of one optimizer, got {len(optimizers)}. Save with optimizer=False, or "
+                "save all by rd.Checkpoint(model=model)."
+            )
+        write_model_file(path, *pack(self._module, next(iter(optimizers), None), self._config))
 
     @classmethod
     def load(

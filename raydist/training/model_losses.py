@@ -74,6 +74,10 @@ class LossAndOutputs:
             )
         return found
 
+    def metric_arguments(self) -> Mapping[str, tuple[Any, ...]] | None:
+        """Return the arguments of each metric's `update` by the metric's name, if the module returns such."""
+        return self.returned.get("metric_arguments") if isinstance(self.returned, Mapping) else None
+
     @staticmethod
     def labels(batch: Any) -> Any:
         """Return the labels for metrics."""

@@ -7,7 +7,7 @@ the last microbatch. So gradients are those of sums, and `Update.divide` divides
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -51,10 +51,13 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one replica for its piece of a batch. `compared` holds the arguments for metrics."""
+    """The result of one replica for its piece of a batch.
+
+    `compared` holds the arguments for all metrics, or those of each metric by its name.
+    """
 
     loss: BatchLoss
-    compared: tuple[Any, Any]
+    compared: tuple[Any, Any] | Mapping[str, tuple[Any, ...]]
     num_rows: int
 
 
@@ -123,7 +126,9 @@ def _pass_with_own_loss(module: nn.Module, compiled: CompileSettings) -> Callabl
         with autocast(batch, precision), GlobalMeans(context) if kind == "unknown" else nullcontext() as means:
             found = LossAndOutputs.of(call_module(module, batch), module)
         loss = model_loss(found.loss, kind, means, num_rows, context, joins_batches=joins_batches)
-        compared = (widened(found.logits(module)), found.labels(batch)) if has_metrics else ((), ())
+        compared: Any = found.metric_arguments() if has_metrics else ((), ())
+        if compared is None:
+            compared = widened(found.logits(module)), found.labels(batch)
         return Outcome(loss, compared, num_rows)
 
     return run

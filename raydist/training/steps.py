@@ -62,9 +62,9 @@ def _ignores(metric: Metric) -> bool:
 
 
 def update_alike(
-    metrics: Mapping[str, Metric], guesses: Mapping[str, bool], batch: tuple[Any, Any], context: ReplicaContext
+    metrics: Mapping[str, Metric], guesses: Mapping[str, bool], batch: tuple[Any, ...], context: ReplicaContext
 ) -> None:
-    """Update metrics with one replica's (prediction, target), so that the merged state is that of the whole batch.
+    """Update metrics with one replica's (prediction, target, ...), so that the merged state is the whole batch's.
 
     `guesses` is the result of `guessing` for the metrics.
     """
@@ -181,9 +181,15 @@ def _tracking(trackers: Trackers) -> Callable[[Outcome], None]:
         trackers.update(outcome.loss.total, outcome.loss.weight, outcome.num_rows)
         if not metrics:
             return
+        context = get_replica_context()
+        if isinstance(outcome.compared, Mapping):
+            for name, arguments in outcome.compared.items():
+                own = {name: guesses[name]} if name in guesses else {}
+                update_alike({name: metrics[name]}, own, map_structure(_detached, arguments), context)
+            return
         prediction, target = outcome.compared
         detached = map_structure(_detached, lists_as_tuples(prediction))
-        update_alike(metrics, guesses, (detached, target), get_replica_context())
+        update_alike(metrics, guesses, (detached, target), context)
 
     return track
 

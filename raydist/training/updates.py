@@ -73,14 +73,14 @@ class Update:
     """The change of parameters by a step.
 
     Attributes:
-        optimizer: The optimizer.
-        scheduler: Steps after each step of the optimizer.
+        optimizers: The optimizers, one or several.
+        scheduler: Steps after each step of the optimizers.
         clip_norm: Limit of the norm of all gradients together.
         accumulation: Group of batches that make one step, as if they were one batch.
         scaler: Scales the loss for gradients in float16.
     """
 
-    optimizer: torch.optim.Optimizer
+    optimizers: tuple[torch.optim.Optimizer, ...]
     scheduler: LRScheduler | None = None
     clip_norm: float | None = None
     accumulation: Accumulation | None = None
@@ -89,7 +89,8 @@ class Update:
     def begin(self) -> None:
         """Prepare the gradients before the forward pass of a batch."""
         if self.accumulation is None or self.accumulation.is_empty:
-            self.optimizer.zero_grad()
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
 
     def backward(self, objective: torch.Tensor, denominator: Any) -> None:
         """Add the gradients of a batch, which are global afterwards.
@@ -128,18 +129,25 @@ class Update:
             self.accumulation.take_mean(parameters)
         if self.clip_norm is not None:
             if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
+                for optimizer in self.optimizers:
+                    self.scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        self._step()
         if self.scheduler is not None:
             self.scheduler.step()
 
+    def _step(self) -> None:
+        for optimizer in self.optimizers:
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
+
     def _parameters(self) -> list[torch.Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return [parameter for group in groups for parameter in group["params"]]
 
 
 def _divide_gradients(parameters: list[torch.Tensor], denominator: Any) -> None:

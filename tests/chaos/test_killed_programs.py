@@ -145,12 +145,22 @@ def test_planted_bugs_are_caught(lives: Lives, tmp_path: Path, bug: str) -> None
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(KILLS_ON_REPLICAS == 0, reason="make chaos runs it: each life starts replicas")
-@pytest.mark.parametrize("program", [LOOP, "fit.py"])
+@pytest.mark.parametrize("program", [LOOP, "fit.py", "estimator.py"])
 def test_programs_on_two_replicas_are_killed_at_random_moments(
     program: str, tmp_path: Path, cluster_address: dict[str, str]
 ) -> None:
     trial = trials(fresh_life, program, tmp_path, "mirrored", environment=cluster_address)
     assert killed_at_random(trial, KILLS_ON_REPLICAS, once_begun=True).problems == []
+
+
+ESTIMATOR_KILLS = how_many(some=2, many=10)
+
+
+@pytest.mark.timeout(60 + 10 * ESTIMATOR_KILLS)
+def test_estimators_are_killed_at_random_moments(lives: Lives, tmp_path: Path) -> None:
+    report = killed_at_random(trials(lives, "estimator.py", tmp_path, "one_device"), ESTIMATOR_KILLS)
+    assert report.problems == []
+    assert report.kills >= ESTIMATOR_KILLS
 
 
 FIT = "fit.py"

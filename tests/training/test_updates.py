@@ -216,3 +216,27 @@ def test_workers_apart_are_refused() -> None:
             model = rd.Model(nn.Flatten())
         with pytest.raises(rd.InvalidArgumentError, match='precision must be "bf16" or None where several workers'):
             model.compile("sgd", "mse", precision="fp16")
+
+
+def test_several_optimizers_step_and_are_saved(tmp_path: Path) -> None:
+    with rd.OneDeviceStrategy("cpu").scope():
+        net: Any = small_net()
+        first, second = torch.optim.SGD(net[0].parameters(), lr=0.1), torch.optim.Adam(net[2].parameters(), lr=0.1)
+        model = rd.Model(net)
+        model.compile((first, second), "mse", accumulate_steps=2)
+    model.fit(regression(16, 4), verbose=False)
+    assert model.optimizer is first
+    alone: Any = small_net()
+    optimizers = torch.optim.SGD(alone[0].parameters(), lr=0.1), torch.optim.Adam(alone[2].parameters(), lr=0.1)
+    for x, y in regression(16, 8):
+        alone.zero_grad()
+        torch.nn.functional.mse_loss(alone(x), y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    rd.Checkpoint(model=model).save(tmp_path / "both")
+    assert [path.name for path in (tmp_path / "both").glob("*optimizer*")] == ["model.optimizer.1.safetensors"]
+    with pytest.raises(rd.InvalidArgumentError, match="holds the state of one optimizer, got 2"):
+        model.save(tmp_path / "model.safetensors")
+    model.save(tmp_path / "model.safetensors", optimizer=False)

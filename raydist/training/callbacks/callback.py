@@ -106,8 +106,8 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
     def _end_epoch(self) -> None:
         """Record the end of an epoch's training, before its iterator is closed."""
 
-    def _saver(self, new_checkpoint: Callable[[], Checkpoint], batches: Callable[[], int]) -> FitSaver | None:
-        """Return a saver of the `fit`, if this callback needs one; `batches` returns the number of batches done."""
+    def _saver(self, new_checkpoint: Callable[[], Checkpoint], state: Any) -> FitSaver | None:
+        """Return a saver of the `fit`, if this callback needs one; `state` is the `FitState`."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
