@@ -43,7 +43,7 @@ LIVING = ("RESTARTING", "DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RE
 """States of actors in an order in which none that goes from one to the next is missed."""
 LIBRARY_VARIABLES = (
     *("RAY_", "PYTEST_", "KMP_", "TORCH_", "TORCHINDUCTOR_", "CUDA_", "TRITON_", "GRPC_"),
-    *("CRC32C_SW_MODE", "_MLFLOW_", "WANDB_"),  # tensorboardX's, mlflow's, wandb's
+    *("CRC32C_SW_MODE", "_MLFLOW_", "WANDB_", "PYTHONBREAKPOINT"),  # tensorboardX's, mlflow's, wandb's, Ray's
     *("TPU_", "PJRT_", "XLA_", "CPU_NUM_DEVICES", "TF_CPP_"),  # torch_xla's, for as long as tests of a folder use it
 )
 
