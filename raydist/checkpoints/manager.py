@@ -247,9 +247,11 @@ class CheckpointManager:
         ...     manager.watch()
         """
         self._start()
-        if self._saves.last_step is None:
-            self._saves.start_intervals()
         self._watch.look()
+
+    def _count_from_here(self) -> None:
+        """Count intervals from the current step, as after a restore that has found nothing."""
+        self._saves.start_intervals()
 
     def _start(self) -> None:
         """Acquire the directory, unless this manager has it, and watch for preemption."""

@@ -199,6 +199,8 @@ class FitManager:
         if self._resume:
             self.manager.sync()  # a checkpoint being written is the newest, and may replace others
             self._restored = self.manager.restore_or_initialize(self._fallback)
+        else:
+            self.manager._count_from_here()
         return self._restored
 
     def after_execution(self) -> None:
