@@ -196,6 +196,7 @@ def check_hashed(results: Results, raw: dict[str, Any]) -> None:
     assert results.of["household_too"][:, 0].tolist() == [places[1].get(term, 1) for term in raw["household"]]
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:Bins whose width are too small")

@@ -583,6 +583,7 @@ def test_lost_replicas_and_their_rows_come_back_from_a_copy(
     assert [failure.step > 0 for failure in failures] == [False, True, True]
 
 
+@pytest.mark.long
 def test_rows_follow_when_replicas_come_and_go(fragile: rd.MirroredStrategy) -> None:
     expected, used = made(Tables, "Adam")
     model, optimizer = scoped(fragile, "Adam")

@@ -125,6 +125,7 @@ def started(num_workers: int, num_ps: int, **options: Any) -> rd.ParameterServer
     )
 
 
+@pytest.mark.long
 def test_all_servers_go_back_to_the_checkpoint_and_what_had_not_ended_runs_again(
     ray_cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -234,6 +234,7 @@ def shards(ray_cluster: None) -> Iterator[rd.MeshStrategy]:
 DRAW_INSIDE = {"check_batches", "check_aggregation"}
 
 
+@pytest.mark.long
 def test_contract(shards: rd.MeshStrategy) -> None:
     for check in contract.CHECKS:
         if check.__name__ not in EXCEPTIONS:

@@ -134,6 +134,7 @@ def stops_third_epoch(trial_id: str, result: dict[str, Any]) -> bool:
     return bool(result["config"]["kind"] == "stopped" and result["training_iteration"] == 3)
 
 
+@pytest.mark.long
 def test_trials_resume_after_failures_and_leave_nothing_when_they_end_or_are_stopped(
     ray_cluster: None, tmp_path: Path
 ) -> None:
