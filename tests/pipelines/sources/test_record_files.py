@@ -130,7 +130,7 @@ def test_fixed_records(tmp_path: Path) -> None:
     path.write_bytes(b"ab")
     with pytest.raises(rd.DataLossError, match="must reach byte 3"):
         next(iter(rd.FixedLengthRecordDataset(path, 2, header_bytes=3)))
-    with pytest.raises(rd.DataLossError, match="a footer of 3, but 2 bytes follow 1 whole records"):
+    with pytest.raises(rd.DataLossError, match="a footer of 3, but 2 bytes follow 0 whole records"):
         next(iter(rd.FixedLengthRecordDataset(path, 2, footer_bytes=3)))
     for sizes, message in (
         ((0, 0, 0), "record_bytes must be >= 1, got 0"),
