@@ -120,6 +120,12 @@ def _flatten(feature: Any, key: str) -> tuple[Any, Array, bool]:
             raise SpecError(f"A ragged feature must have one level of rows, {key!r} has more. Flatten it in a map.")
         return feature.values, np.asarray(feature.row_splits, np.int64), False
     if rows := _lists(feature):
+        odd = [row for row in rows if isinstance(row, str | bytes) or not hasattr(row, "__len__")]
+        if odd:
+            raise SpecError(
+                f"Each row of {key!r} must be a list or an array, as the first one is, got {odd[0]!r:.80}. Write "
+                "[value] for one value, and [] for none."
+            )
         splits = np.cumsum([0, *map(len, rows)])
         full = [_array(row) for row in rows if len(row)]  # an empty row may have any dtype
         return np.concatenate(full) if full else np.zeros(0, np.int64), splits, False

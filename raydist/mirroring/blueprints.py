@@ -151,10 +151,6 @@ class TensorPart:
         return DTensor.from_local(local, like.device_mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def _is_of_hooks(path: AttributePath) -> bool:
-    return str(path[0]).endswith("_hooks")
-
-
 def _parts_in(value: Any) -> Any:
     """Return an optimizer's state with parts in the place of tensors."""
     if isinstance(value, torch.Tensor):
@@ -239,7 +235,8 @@ class Blueprints:
         found = capture_object(obj, self._digest)
         if isinstance(obj, nn.Module) and SHARDED in attributes(obj):
             made = (STAGES, "forward") if STAGES in attributes(obj) else ()
-            return {path: each for path, each in found.items() if path[0] not in made and not _is_of_hooks(path)}
+            kept = (path for path in found if path[0] not in made and not str(path[0]).endswith("_hooks"))
+            return {path: found[path] for path in kept}
         return found
 
     def copy(self) -> StateOfParts:

@@ -81,7 +81,7 @@ def watch_gradient_readers() -> None:
     """Make `GradScaler` and `torch.nn.utils.clip_grad_*_` read global gradients from now on. May be called again."""
     scaler = torch.amp.GradScaler
     for name in ("unscale_", "step"):
-        setattr(scaler, name, _after_exchange(getattr(scaler, name), 1, "optimizer", _parameters_of))
+        setattr(scaler, name, _after_exchange(getattr(scaler, name), 1, "optimizer", _scaled_parameters))
     clip_grad.clip_grad_norm_ = _for_both_kinds(clip_grad.clip_grad_norm_)
     clipping.clip_grad_norm_ = _after_exchange(clipping.clip_grad_norm_, 0, "parameters", _listed)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -144,7 +144,8 @@ def _noting_cleared(zero_grad: Callable[..., None]) -> Callable[..., None]:
     return clear
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> tuple[Any, list[torch.Tensor]]:
+def _scaled_parameters(optimizer: torch.optim.Optimizer) -> tuple[Any, list[torch.Tensor]]:
+    """Return the optimizer and the parameters whose gradients a GradScaler reads; raise if stages hold them."""
     found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(holder_of(each) is not None for each in found):  # each stage would look at its own gradients only
         raise InvalidArgumentError(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
-from raydist.core.errors import FailedPreconditionError
+from raydist.core.optional_packages import optional_module
 from raydist.options.requirement import require
 from raydist.training.exported_model import local_directory
 
@@ -49,15 +50,11 @@ def app(
     """
     require(max_batch_size >= 1, "max_batch_size must be >= 1", max_batch_size)
     require(batch_wait_timeout_s >= 0, "batch_wait_timeout_s must be >= 0", batch_wait_timeout_s)
-    require(name.replace("-", "_").replace(".", "_").isidentifier(), "name must have letters and digits", name)
-    try:
-        from ray import serve
+    require(bool(re.fullmatch(r"[\w.-]+", name, re.ASCII)), "name must be of letters, digits, '.', '_' and '-'", name)
+    serve = optional_module("ray.serve", "Served models", "'raydist[serve]'")
+    from raydist.serve.model_server import ModelServer  # which imports Ray Serve
 
-        from raydist.serve.model_server import ModelServer
-    except ImportError as error:
-        raise FailedPreconditionError(
-            f"rd.serve needs Ray Serve, which cannot be imported ({error}). Run: pip install 'raydist[serve]'"
-        ) from error
     options: Any = {"name": name, "max_ongoing_requests": 4 * max_batch_size, **deployment_options}
-    deployment = serve.deployment(**options)(ModelServer)
-    return deployment.bind(str(local_directory(directory)), name, max_batch_size, batch_wait_timeout_s)
+    deployment: Any = serve.deployment(**options)(ModelServer)
+    found: Application = deployment.bind(str(local_directory(directory)), name, max_batch_size, batch_wait_timeout_s)
+    return found

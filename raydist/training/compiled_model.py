@@ -244,10 +244,11 @@ class CompiledModel:
                 'losses by itself. Got "fp16". Use "bf16", or one worker.'
             )
         own_loss = isinstance(loss, str) and loss == "model"
-        if is_in_stages(self._strategy) and (own_loss or precision == "fp16"):
+        if is_in_stages(self._strategy) and (own_loss or precision == "fp16" or steps_per_execution > 1):
             raise InvalidArgumentError(
-                "Under PipelineStrategy the loss must be a function of (prediction, target), and precision must be "
-                f'"bf16" or None, got loss={loss!r:.40} and precision={precision!r}. Use ShardedStrategy for others.'
+                'Under PipelineStrategy the loss must be a function of (prediction, target), precision "bf16" or None, '
+                f"and steps_per_execution 1, got loss={loss!r:.40}, precision={precision!r} and "
+                f"steps_per_execution={steps_per_execution}. Use ShardedStrategy for others."
             )
         with self._strategy.scope():
             found_loss, row_loss = _losses(None if own_loss else loss)

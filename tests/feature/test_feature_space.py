@@ -457,6 +457,8 @@ USING: list[tuple[Any, dict[str, Any], str]] = [
     (WORD, {"word": np.array([1])}, "must have the dtype of its column, string, got integers"),
     (WORD, {"word": np.array(["a", 3], object)}, "valid str, got others"),
     (WORD, {"word": np.array(["a", None], object)}, "valid str, got None. Replace it in a map"),
+    (WORD, {"word": [["a"], "b"]}, "Each row of 'word' must be a list or an array, .* got 'b'. Write"),
+    (WORD, {"word": [["a"], None]}, "Each row of 'word' must be a list or an array, .* got None. Write"),
     (WORD, {"word": np.zeros((2, 2, 2), np.int64)}, r"\(rows,\) or \(rows, values\), 'word' has \(2, 2, 2\)"),
     (WORD, {"word": rd.RaggedTensorValue(rd.RaggedTensorValue(0, 0), 0)}, "must have one level of rows"),
     (WORD, {"word": rd.SparseTensorValue([[0, 0, 0]], ["a"], [1, 1, 1])}, "must have two dimensions"),

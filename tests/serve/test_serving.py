@@ -264,3 +264,4 @@ def test_the_error_says_what_to_install_or_to_change(tmp_path: Path) -> None:
             ({"name": "m", "batch_wait_timeout_s": -1}, "batch_wait_timeout_s must be >= 0"),
         ],
     )
+    assert rd.serve.app(tmp_path, "2026-model.v1") is not None

@@ -106,7 +106,8 @@ def test_fit_continues_from_a_checkpoint_of_another_strategy(in_stages: rd.Pipel
     ("loss", "settings", "said"),
     [
         ("model", {}, "must be a function of .prediction, target., .* got loss='model'"),
-        ("mse", {"precision": "fp16"}, "precision must be \"bf16\" or None, .* precision='fp16'"),
+        ("mse", {"precision": "fp16"}, "precision .bf16. or None, .* precision='fp16'"),
+        ("mse", {"steps_per_execution": 2}, "steps_per_execution 1, got .* steps_per_execution=2"),
     ],
 )
 def test_compile_refuses_what_stages_cannot_do(
